@@ -1,0 +1,1 @@
+"""Load from outside: Locust users and trace replay."""

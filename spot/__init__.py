@@ -1,0 +1,1 @@
+"""Where a generation runs, and where it runs next: pipelines, routing, migration, engines."""

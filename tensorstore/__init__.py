@@ -1,0 +1,1 @@
+"""Where the weights are: shard format, store process, loaders."""
