@@ -80,7 +80,10 @@ class Pong(msgspec.Struct, tag="o", array_like=True):
 
 
 class Dead(msgspec.Struct, tag="D", array_like=True):
-    """The engine died or could not start. The host exits after this. fatal: restarting is no use."""
+    """The engine died or could not start; the host exits after this.
+
+    fatal: another start is no use.
+    """
 
     message: str
     fatal: bool = False

@@ -1,0 +1,139 @@
+"""Our sampling parameters as vLLM's, and vLLM's complaints as short messages."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from vllm.exceptions import VLLMClientError
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+from spot import generation as ours
+
+_MAX_MESSAGE_CHARS = 900
+_PATH = re.compile(r"(?<![\w/])/(?:[\w.+-]+/)+[\w.+-]*")
+_PARAMETER_SUFFIX = re.compile(r" \((?:parameter=\w+(?:, )?)?(?:value=.*)?\)$", re.DOTALL)
+_INT64 = range(-(2**63), 2**63)
+
+# A constraint is compiled by recursive C++ code in the engine: past these sizes it can exhaust the
+# stack or hold the only compiler thread for minutes.
+_MAX_CONSTRAINT_CHARS = 256 * 1024
+_MAX_CONSTRAINT_DEPTH = 200
+
+
+class Unservable(ValueError):
+    """The request cannot be served as it stands. `param` names the field, if it is known."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+# What a request that cannot be served raises, ours or vLLM's. OverflowError: a number that fits no
+# message to the engine.
+REFUSALS = (Unservable, VLLMClientError, ValueError, OverflowError)
+
+
+def to_vllm(params: ours.SamplingParams) -> SamplingParams:
+    """The same parameters for vLLM, for token deltas without detokenizing.
+
+    Raises Unservable, or vLLM's own ValueError or VLLMValidationError.
+    """
+    if params.seed is not None and params.seed not in _INT64:
+        raise Unservable("seed must be a 64-bit integer", "seed")
+    return SamplingParams(
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        seed=params.seed,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=list(params.stop_token_ids),
+        bad_words=list(params.bad_words),
+        logit_bias=_logit_bias(params.logit_bias),
+        allowed_token_ids=params.allowed_token_ids,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        structured_outputs=_structured(params.structured),
+        thinking_token_budget=params.thinking_token_budget,
+        extra_args=params.extra_args,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+    )
+
+
+def _logit_bias(bias: dict[int, float] | None) -> dict[int, float] | None:
+    """The biases, cut to vLLM's -100 to 100."""
+    if bias is None:
+        return None
+    if not all(math.isfinite(value) for value in bias.values()):
+        raise Unservable("logit_bias values must be finite numbers", "logit_bias")
+    return {token_id: min(100.0, max(-100.0, value)) for token_id, value in bias.items()}
+
+
+def _structured(constraint: ours.StructuredOutput | None) -> StructuredOutputsParams | None:
+    if constraint is None:
+        return None
+    schema = constraint.json_schema
+    if isinstance(schema, bool):
+        # `true` allows any JSON, `false` none at all; the grammar compilers know only objects.
+        if not schema:
+            raise Unservable("the JSON schema `false` allows no output", "structured")
+        schema = {}
+    for text in (constraint.regex, constraint.grammar, constraint.structural_tag, schema):
+        if isinstance(text, str):
+            _check_size(text)
+    return StructuredOutputsParams(
+        json=schema,
+        json_object=True if constraint.json_object else None,
+        regex=constraint.regex,
+        choice=constraint.choice,
+        grammar=constraint.grammar,
+        structural_tag=constraint.structural_tag,
+        disable_any_whitespace=constraint.disable_any_whitespace,
+        whitespace_pattern=constraint.whitespace_pattern,
+    )
+
+
+def _check_size(text: str) -> None:
+    """Raises Unservable for a constraint that is too long or nested too deeply to compile."""
+    if len(text) > _MAX_CONSTRAINT_CHARS:
+        raise Unservable(
+            f"the output constraint has {len(text)} characters, at most "
+            f"{_MAX_CONSTRAINT_CHARS} are allowed",
+            "structured",
+        )
+    depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            if depth > _MAX_CONSTRAINT_DEPTH:
+                raise Unservable(
+                    f"the output constraint is nested more than {_MAX_CONSTRAINT_DEPTH} deep",
+                    "structured",
+                )
+        elif character in ")]}":
+            depth = max(0, depth - 1)
+
+
+def explain(error: BaseException) -> tuple[str, str | None]:
+    """A message for the sender (under 1000 characters, no file paths) and the parameter's name."""
+    param = getattr(error, "param", None) or getattr(error, "parameter", None)
+    message = _PARAMETER_SUFFIX.sub("", str(error)) if param else str(error)
+    message = _PATH.sub("<path>", message).strip() or type(error).__name__
+    if len(message) > _MAX_MESSAGE_CHARS:
+        message = message[:_MAX_MESSAGE_CHARS] + " …"
+    return message, _our_name(param)
+
+
+def _our_name(param: Any) -> str | None:
+    if param is None:
+        return None
+    return "structured" if str(param).startswith("structured_outputs") else str(param)
