@@ -6,7 +6,7 @@ import os
 from collections.abc import MutableMapping
 
 # OpenMP threads spin at barriers by default: with fewer cores than runnable threads, an engine that
-# starts takes nine tenths of the speed of one that serves. Passive waiting costs nothing to speak of.
+# starts takes nine tenths of the speed of one that serves. Passive waiting costs next to nothing.
 _DEFAULTS = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "0",
