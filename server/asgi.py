@@ -1,0 +1,171 @@
+"""The small part of HTTP that the endpoints do themselves: read a body, send JSON, notice a hang-up."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import anyio
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from server.errors import (
+    BadBody,
+    BodyTooLarge,
+    ErrorReply,
+    RequestTimeout,
+    WrongContentType,
+)
+
+Headers = list[tuple[bytes, bytes]]
+JSON_HEADER = (b"content-type", b"application/json")
+
+
+class ClientGone(Exception):  # noqa: N818 - not an error of ours, the caller left
+    """The client closed the connection before the answer was complete."""
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of that (lower-case) name."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+def _check_json_type(scope: Scope) -> None:
+    content_type = header(scope, b"content-type")
+    encoding = header(scope, b"content-encoding")
+    if encoding not in (None, b"", b"identity"):
+        raise BadBody("Compressed request bodies are not accepted; send plain JSON.")
+    media_type = (content_type or b"").split(b";")[0].strip().lower()
+    if media_type == b"application/json" or (
+        media_type.startswith(b"application/") and media_type.endswith(b"+json")
+    ):
+        return
+    shown = media_type.decode("latin-1")[:100] or "no content type"
+    raise WrongContentType(
+        f"The content type must be application/json, not {shown}; "
+        "add the header 'Content-Type: application/json'."
+    )
+
+
+async def read_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole request body.
+
+    Raises BodyTooLarge as soon as the limit is passed, RequestTimeout, ClientGone.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    with anyio.move_on_after(timeout_s) as scope:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > max_bytes:
+                raise BodyTooLarge(f"The request body is over the limit of {max_bytes} bytes.")
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                break
+    if scope.cancelled_caught:
+        raise RequestTimeout(f"The request body did not arrive within {timeout_s:g} s.")
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_json(
+    scope: Scope, receive: Receive, *, max_bytes: int, max_depth: int, timeout_s: float
+) -> Any:
+    """The decoded JSON body. Raises the HttpErrors of `read_body`, WrongContentType, BadBody."""
+    _check_json_type(scope)
+    length = header(scope, b"content-length")
+    if length is not None and length.isdigit() and int(length) > max_bytes:
+        raise BodyTooLarge(f"The request body is over the limit of {max_bytes} bytes.")
+    raw = await read_body(receive, max_bytes=max_bytes, timeout_s=timeout_s)
+    if not raw.strip():
+        raise BadBody("The request body is empty; a JSON object is expected.")
+    if raw.count(b"[") + raw.count(b"{") > max_depth and _depth(raw) > max_depth:
+        raise BadBody(f"The JSON is nested deeper than {max_depth} levels.")
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadBody(f"The request body is not valid JSON: {error}") from None
+
+
+def _depth(raw: bytes) -> int:
+    """Nesting depth of JSON text, without parsing it."""
+    depth = deepest = 0
+    in_string = escaped = False
+    for byte in raw:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_string = False
+        elif byte == 0x22:
+            in_string = True
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
+
+
+async def send_bytes(
+    send: Send, status: int, body: bytes, *, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    """A whole response."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_json(
+    send: Send, value: Any, *, status: int = 200, headers: Headers | None = None
+) -> None:
+    """A JSON response."""
+    await send_bytes(send, status, orjson.dumps(value), headers=[JSON_HEADER, *(headers or [])])
+
+
+async def send_error(send: Send, reply: ErrorReply) -> None:
+    """An error in OpenAI's envelope."""
+    await send_bytes(send, reply.status, reply.body(), headers=[JSON_HEADER, *reply.headers])
+
+
+async def until_disconnect(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work` and cancel it when the client hangs up. Raises ClientGone then."""
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                gone = True
+                group.cancel_scope.cancel()
+                return
+
+    async def run() -> None:
+        await work()
+        group.cancel_scope.cancel()
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            await run()
+    except BaseExceptionGroup as wrapped:
+        raise _only_cause(wrapped) from None
+    if gone:
+        raise ClientGone
+
+
+def _only_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error inside nested groups of one; else the group itself."""
+    cause: BaseException = group
+    while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
+        cause = cause.exceptions[0]
+    return cause

@@ -1,0 +1,1 @@
+"""The endpoints, one module each: a body in, an OpenAI answer out."""

@@ -1,0 +1,48 @@
+"""What every endpoint does the same way: read and validate the body, notice a hang-up."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from server.asgi import read_json, until_disconnect
+from server.gateway import Gateway
+from server.protocol.base import RequestBody, parse_body
+from server.record import RequestRecord, record_of
+
+B = TypeVar("B", bound=RequestBody)
+
+
+class JsonEndpoint(ABC, Generic[B]):
+    """An ASGI endpoint for `POST` with a JSON body of type `body_type`."""
+
+    body_type: type[B]
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        limits = self.gateway.limits
+        with self.gateway.admission.request():
+            raw = await read_json(
+                scope,
+                receive,
+                max_bytes=limits.max_body_bytes,
+                max_depth=limits.max_json_depth,
+                timeout_s=limits.body_timeout_s,
+            )
+            body = parse_body(self.body_type, raw)
+
+            async def work() -> None:
+                await self.answer(body, raw, record, send)
+
+            await until_disconnect(receive, work)
+
+    @abstractmethod
+    async def answer(
+        self, body: B, raw: dict[str, Any], record: RequestRecord, send: Send
+    ) -> None:
+        """Answer one valid body. Cancelled when the client leaves."""

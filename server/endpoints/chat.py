@@ -1,0 +1,537 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+from starlette.types import Send
+
+from server.asgi import send_json
+from server.endpoints.base import JsonEndpoint
+from server.endpoints.streaming import ChunkWriter, stream_run, usage_bytes
+from server.gateway import Gateway, unix_s
+from server.generation_run import GenerationRun, usage
+from server.protocol.chat import ChatCompletionRequest, NamedToolChoice, Tool
+from server.record import RequestRecord
+from server.sampling import output_limit, sampling_params, structured_output
+from server.sse import frame
+from server.text.assembler import ChoiceAssembler, Piece
+from server.text.conversation import template_messages, template_tools
+from server.text.detokenizer import Detokenizer
+from server.text.logprobs import LogprobFormatter
+from server.text.prompting import encode_prompt
+from server.text.tool_choice import (
+    NamedToolParser,
+    RequiredToolParser,
+    named_constraint,
+    required_constraint,
+)
+from spot.errors import InvalidRequest
+from spot.generation import Generation, StructuredOutput
+from spot.parsed import OutputParser, ParsedDelta, ToolCallDelta
+
+
+@dataclass(slots=True)
+class ToolPlan:
+    """How tools are used in this request.
+
+    mode: none (no calls), auto (the model decides, a parser finds the calls), required, named.
+    """
+
+    mode: str
+    tools: list[Tool]
+    named: Tool | None = None
+    at_most_one: bool = False
+
+    def constraint(self) -> StructuredOutput | None:
+        if self.mode == "named" and self.named is not None:
+            return named_constraint(self.named)
+        if self.mode == "required":
+            return required_constraint(self.tools, at_most_one=self.at_most_one)
+        return None
+
+
+def plan_tools(body: ChatCompletionRequest, gateway: Gateway) -> ToolPlan:
+    """Raises InvalidRequest for a choice that the tools or the server cannot meet."""
+    choice = body.tool_choice
+    tools = body.tools or []
+    at_most_one = body.parallel_tool_calls is False
+    if not tools:
+        if choice is not None and choice != "none":
+            raise InvalidRequest("tool_choice is only allowed with tools.", param="tool_choice")
+        return ToolPlan("none", [])
+    if isinstance(choice, NamedToolChoice):
+        named = next((t for t in tools if t.function.name == choice.function.name), None)
+        if named is None:
+            raise InvalidRequest(
+                f"tool_choice names '{choice.function.name[:64]}', which is not in tools.",
+                param="tool_choice.function.name",
+            )
+        return ToolPlan("named", tools, named, at_most_one)
+    mode = choice or "auto"
+    options = gateway.model.chat
+    if mode == "auto" and not (options.enable_auto_tool_choice and options.has_tool_parser):
+        raise InvalidRequest(
+            'tool_choice "auto" (the default with tools) needs a server started with '
+            "--enable-auto-tool-choice and --tool-call-parser; "
+            'use "required", a named tool or "none" here.',
+            param="tool_choice",
+            code="unsupported_value",
+        )
+    return ToolPlan(mode, tools, None, at_most_one)
+
+
+class _SingleCall:
+    """Lets only the first tool call of a parser through (`parallel_tool_calls: false`)."""
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str, token_ids: list[int], finished: bool) -> ParsedDelta:
+        parsed = self._parser.feed(text, token_ids, finished)
+        parsed.tool_calls = [call for call in parsed.tool_calls if call.index == 0]
+        return parsed
+
+
+@dataclass(slots=True)
+class ChatJob:
+    """A validated chat request, ready to run."""
+
+    id: str
+    created: int
+    model: str
+    body: ChatCompletionRequest
+    tools: ToolPlan
+    prompt_token_ids: list[int]
+    generations: list[Generation]
+    assemblers: list[ChoiceAssembler]
+    formatter: LogprobFormatter | None
+    role: str
+    echo: str
+    fingerprint: str
+    emit_reasoning_content: bool
+
+    def finish_reason(self, index: int, reason: str) -> str:
+        """OpenAI's matrix: a call ends as `tool_calls`, a named one as `stop`, `length` stays."""
+        called = self.assemblers[index].called_tools
+        if reason == "stop" and called and self.tools.mode in ("auto", "required"):
+            return "tool_calls"
+        return reason
+
+    def head(self, kind: str) -> dict[str, Any]:
+        head: dict[str, Any] = {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+        if self.body.service_tier is not None:
+            head["service_tier"] = "default"
+        return head
+
+
+class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
+    """Validates, renders, generates, answers."""
+
+    body_type = ChatCompletionRequest
+
+    async def answer(
+        self,
+        body: ChatCompletionRequest,
+        raw: dict[str, Any],
+        record: RequestRecord,
+        send: Send,
+    ) -> None:
+        job = await self.prepare(body, raw, record)
+        run = GenerationRun(
+            self.gateway,
+            record,
+            job.generations,
+            job.assemblers,
+            num_prompt_tokens=len(job.prompt_token_ids),
+            stream_interval=(
+                (body.stream_interval or self.gateway.limits.stream_interval) if body.stream else 1
+            ),
+        )
+        with run:
+            if body.stream:
+                await stream_run(
+                    self.gateway,
+                    record,
+                    run,
+                    ChatChunkWriter(job, record),
+                    send,
+                    include_usage=body.wants_usage,
+                )
+            else:
+                await send_json(send, await self._whole_answer(job, run, record))
+
+    async def prepare(
+        self, body: ChatCompletionRequest, raw: dict[str, Any], record: RequestRecord
+    ) -> ChatJob:
+        """From a valid body to generations. Raises InvalidRequest, ModelNotFound."""
+        model = self.gateway.model
+        name = record.model = model.check_name(body.model)
+        self._check_combinations(body)
+        tools = plan_tools(body, self.gateway)
+        constraint = structured_output(body)
+        if tools.mode in ("named", "required"):
+            if constraint is not None:
+                raise InvalidRequest(
+                    "A tool call that is required cannot be combined with response_format.",
+                    param="response_format",
+                )
+            constraint = tools.constraint()
+        prompt_ids = await self._prompt(body, tools)
+        limit_param = "max_tokens"
+        requested = body.max_tokens
+        if body.max_completion_tokens is not None:
+            limit_param, requested = "max_completion_tokens", body.max_completion_tokens
+        max_tokens = output_limit(
+            requested,
+            num_prompt_tokens=len(prompt_ids),
+            max_model_len=model.max_model_len,
+            default=model.defaults.max_new_tokens,
+            prompt_param="messages",
+            limit_param=limit_param,
+        )
+        sampling = sampling_params(
+            body,
+            model.defaults,
+            max_tokens=max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
+            vocab_size=model.vocab_size,
+            structured=constraint,
+        )
+        n = body.n or 1
+        key = secrets.token_hex(12)
+        generations = []
+        for index in range(n):
+            seed = None if sampling.seed is None else _wrapped(sampling.seed + index)
+            own = sampling if not index else msgspec.structs.replace(
+                sampling, seed=seed, prompt_logprobs=None
+            )
+            generations.append(
+                Generation(
+                    id=f"{key}-{index}",
+                    prompt_token_ids=prompt_ids,
+                    sampling=own,
+                    priority=body.priority or 0,
+                    cache_salt=self.gateway.cache_salt(record.tenant, body.cache_salt),
+                )
+            )
+        assemblers = [self._assembler(body, raw, tools, prompt_ids) for _ in range(n)]
+        formatter = None
+        if body.logprobs or body.prompt_logprobs is not None:
+            formatter = LogprobFormatter(
+                model.tokenizer,
+                num_top=body.top_logprobs or 0,
+                as_ids=bool(body.return_tokens_as_token_ids),
+            )
+        last = body.messages[-1]
+        same_role = last.role == model.chat.response_role
+        echo = ""
+        if body.echo and same_role:
+            echo = template_messages(body.messages, knows_developer=True)[-1]["content"]
+        return ChatJob(
+            id=f"chatcmpl-{body.request_id or key}",
+            created=unix_s(),
+            model=name,
+            body=body,
+            tools=tools,
+            prompt_token_ids=prompt_ids,
+            generations=generations,
+            assemblers=assemblers,
+            formatter=formatter,
+            role=model.chat.response_role,
+            echo=echo,
+            fingerprint=self.gateway.fingerprint,
+            emit_reasoning_content=model.chat.emit_reasoning_content,
+        )
+
+    def _check_combinations(self, body: ChatCompletionRequest) -> None:
+        if body.stream_options is not None and not body.stream:
+            if body.stream_options.model_fields_set:
+                raise InvalidRequest(
+                    "stream_options is only allowed with stream=true.", param="stream_options"
+                )
+        if body.top_logprobs is not None and not body.logprobs and body.top_logprobs != 0:
+            raise InvalidRequest(
+                "top_logprobs is only allowed with logprobs=true.", param="top_logprobs"
+            )
+        if body.stream and body.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs is not available with stream=true.", param="prompt_logprobs"
+            )
+        if body.continue_final_message and body.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other.",
+                param="continue_final_message",
+            )
+        if body.chat_template is not None and not self.gateway.model.chat.trust_request_chat_template:
+            raise InvalidRequest(
+                "A chat template of the request is only used by a server started with "
+                "--trust-request-chat-template.",
+                param="chat_template",
+            )
+
+    async def _prompt(self, body: ChatCompletionRequest, tools: ToolPlan) -> list[int]:
+        model = self.gateway.model
+        offered = body.tools
+        if tools.mode == "none" and model.chat.exclude_tools_when_none:
+            offered = None
+        kwargs = {**model.chat.default_template_kwargs, **(body.chat_template_kwargs or {})}
+        if body.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        continues = bool(body.continue_final_message)
+        generates = body.add_generation_prompt
+        text = model.tokenizer.render_chat(
+            template_messages(
+                body.messages, knows_developer=model.tokenizer.knows_role("developer")
+            ),
+            tools=template_tools(offered),
+            documents=body.documents,
+            add_generation_prompt=(not continues) if generates is None else generates,
+            continue_final_message=continues,
+            chat_template=body.chat_template,
+            template_kwargs=kwargs,
+        )
+        return await encode_prompt(
+            model,
+            text,
+            add_special_tokens=bool(body.add_special_tokens),
+            truncate_to=body.truncate_prompt_tokens,
+            param="messages",
+        )
+
+    def _assembler(
+        self,
+        body: ChatCompletionRequest,
+        raw: dict[str, Any],
+        tools: ToolPlan,
+        prompt_ids: list[int],
+    ) -> ChoiceAssembler:
+        model = self.gateway.model
+        parser: OutputParser | None = None
+        if tools.mode == "named" and tools.named is not None:
+            parser = NamedToolParser(tools.named.function.name)
+        elif tools.mode == "required":
+            parser = RequiredToolParser(at_most_one=tools.at_most_one)
+        elif model.chat.new_parser is not None:
+            parser = model.chat.new_parser(raw, prompt_ids)
+            if tools.at_most_one:
+                parser = _SingleCall(parser)
+        skip_special = True if body.skip_special_tokens is None else body.skip_special_tokens
+        if tools.mode == "auto" and parser is not None:
+            skip_special = False
+        return ChoiceAssembler(
+            Detokenizer(
+                model.tokenizer,
+                prompt_ids,
+                skip_special_tokens=skip_special,
+                spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+            ),
+            stops=body.stop_strings,
+            include_stop=bool(body.include_stop_str_in_output),
+            min_tokens=body.min_tokens or 0,
+            parser=parser,
+        )
+
+    async def _whole_answer(
+        self, job: ChatJob, run: GenerationRun, record: RequestRecord
+    ) -> dict[str, Any]:
+        choices = [_WholeChoice(job, index) for index in range(len(job.generations))]
+        while not run.is_done:
+            for index, piece in await run.pieces():
+                choices[index].add(piece)
+        answer = job.head("chat.completion")
+        answer["choices"] = [choice.render() for choice in choices]
+        record.finish_reasons = [item["finish_reason"] for item in answer["choices"]]
+        answer["usage"] = usage(record)
+        if job.formatter is not None and 0 in run.prompt_logprobs:
+            answer["prompt_logprobs"] = job.formatter.prompt(run.prompt_logprobs[0])
+        if job.body.return_token_ids:
+            answer["prompt_token_ids"] = job.prompt_token_ids
+        return answer
+
+
+def _wrapped(seed: int) -> int:
+    """Seeds are int64; the next one after the largest is the smallest."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+class _WholeChoice:
+    """One choice of an answer that is not streamed."""
+
+    def __init__(self, job: ChatJob, index: int) -> None:
+        self._job = job
+        self._index = index
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, ToolCallDelta] = {}
+        self._entries: list[Any] = []
+        self._token_ids: list[int] = []
+        self._finish = ""
+        self._stop_reason: int | str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self._content.append(piece.content)
+        self._reasoning.append(piece.reasoning)
+        for call in piece.tool_calls:
+            whole = self._calls.setdefault(call.index, ToolCallDelta(call.index))
+            whole.id = whole.id or call.id
+            whole.name = whole.name or call.name
+            whole.arguments += call.arguments
+        hidden = piece.reasoning and not self._job.body.include_reasoning
+        if not hidden:
+            self._entries += piece.entries or []
+            self._token_ids += piece.token_ids
+        if piece.finish_reason is not None:
+            self._finish, self._stop_reason = piece.finish_reason, piece.stop_reason
+
+    def render(self) -> dict[str, Any]:
+        job = self._job
+        content: str | None = job.echo + "".join(self._content)
+        reasoning = "".join(self._reasoning)
+        message: dict[str, Any] = {"role": job.role, "content": content, "refusal": None}
+        if self._calls:
+            message["content"] = content or None
+            message["tool_calls"] = [_whole_call(call) for call in self._calls.values()]
+        if reasoning and job.body.include_reasoning:
+            message["reasoning"] = reasoning
+            if job.emit_reasoning_content:
+                message["reasoning_content"] = reasoning
+        choice = {
+            "index": self._index,
+            "message": message,
+            "logprobs": job.formatter.chat(self._entries)
+            if job.formatter is not None and job.body.logprobs
+            else None,
+            "finish_reason": job.finish_reason(self._index, self._finish),
+            "stop_reason": self._stop_reason,
+        }
+        if job.body.return_token_ids:
+            choice["token_ids"] = self._token_ids
+        return choice
+
+
+def _whole_call(call: ToolCallDelta) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    function: dict[str, Any] = {}
+    if call.name is not None:
+        function["name"] = call.name
+    function["arguments"] = call.arguments
+    if call.id is None:
+        return {"index": call.index, "function": function}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+class ChatChunkWriter(ChunkWriter):
+    """Renders pieces as `chat.completion.chunk`s.
+
+    The common chunk (some content, nothing else) is put together from prepared bytes.
+    """
+
+    def __init__(self, job: ChatJob, record: RequestRecord) -> None:
+        self._job = job
+        self._record = record
+        head = orjson.dumps(job.head("chat.completion.chunk"))[:-1] + b',"choices":['
+        self._head = b"data: " + head
+        self._continuous = job.body.wants_continuous_usage
+        self._null_usage = b',"usage":null' if job.body.wants_usage else b""
+        self._num_choices = len(job.generations)
+        self._plain = job.formatter is None and not job.body.return_token_ids
+
+    def _end(self) -> bytes:
+        if self._continuous:
+            return b'],"usage":' + usage_bytes(self._record) + b"}\n\n"
+        return b"]" + self._null_usage + b"}\n\n"
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return self._head + orjson.dumps(choice) + self._end()
+
+    def opening(self) -> bytes:
+        frames = []
+        for index in range(self._num_choices):
+            delta = {"role": self._job.role, "content": self._job.echo}
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            if index == 0 and self._job.body.return_token_ids:
+                extra = self._head[:-len(b',"choices":[')]
+                ids = orjson.dumps(self._job.prompt_token_ids)
+                frames.append(
+                    extra + b',"prompt_token_ids":' + ids + b',"choices":['
+                    + orjson.dumps(choice) + self._end()
+                )
+            else:
+                frames.append(self._chunk(choice))
+        return b"".join(frames)
+
+    def piece(self, index: int, piece: Piece, run: GenerationRun) -> bytes:
+        frames: list[bytes] = []
+        if self._plain and not piece.reasoning and not piece.tool_calls:
+            if piece.content:
+                frames.append(
+                    b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b'
+                    % (self._head, index, orjson.dumps(piece.content), self._end())
+                )
+        else:
+            frames += [self._chunk(choice) for choice in self._choices(index, piece)]
+        if piece.finish_reason is not None:
+            reason = self._job.finish_reason(index, piece.finish_reason)
+            self._record.finish_reasons.append(reason)
+            frames.append(
+                self._chunk(
+                    {
+                        "index": index,
+                        "delta": {},
+                        "logprobs": None,
+                        "finish_reason": reason,
+                        "stop_reason": piece.stop_reason,
+                    }
+                )
+            )
+        return b"".join(frames)
+
+    def _choices(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        """Reasoning first, then content, then tool calls; logprobs and ids ride on the first."""
+        job = self._job
+        shows_reasoning = bool(piece.reasoning) and bool(job.body.include_reasoning)
+        hidden = bool(piece.reasoning) and not shows_reasoning
+        deltas: list[dict[str, Any]] = []
+        if shows_reasoning:
+            delta: dict[str, Any] = {"reasoning": piece.reasoning}
+            if job.emit_reasoning_content:
+                delta["reasoning_content"] = piece.reasoning
+            deltas.append(delta)
+        if piece.content:
+            deltas.append({"content": piece.content})
+        deltas += [{"tool_calls": [_call_delta(call)]} for call in piece.tool_calls]
+        wants_entries = job.formatter is not None and piece.entries and not hidden
+        wants_ids = bool(job.body.return_token_ids) and bool(piece.token_ids) and not hidden
+        if not deltas and (wants_entries or wants_ids):
+            deltas.append({"content": ""} if job.tools.mode == "none" else {})
+        choices: list[dict[str, Any]] = [
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            for delta in deltas
+        ]
+        if choices and wants_entries and job.formatter is not None:
+            choices[0]["logprobs"] = job.formatter.chat(piece.entries or [])
+        if choices and wants_ids:
+            choices[0]["token_ids"] = piece.token_ids
+        return choices
+
+    def usage_chunk(self) -> bytes:
+        chunk = self._job.head("chat.completion.chunk")
+        chunk["choices"] = []
+        chunk["usage"] = usage(self._record)
+        return frame(orjson.dumps(chunk))

@@ -1,0 +1,401 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+from starlette.types import Send
+
+from server.asgi import send_json
+from server.endpoints.base import JsonEndpoint
+from server.endpoints.streaming import ChunkWriter, stream_run, usage_bytes
+from server.gateway import unix_s
+from server.generation_run import GenerationRun, usage
+from server.protocol.completions import CompletionRequest
+from server.record import RequestRecord
+from server.sampling import output_limit, sampling_params, structured_output
+from server.sse import frame
+from server.text.assembler import ChoiceAssembler, Piece, TokenEntry
+from server.text.detokenizer import Detokenizer
+from server.text.logprobs import LogprobFormatter
+from server.text.prompting import check_prompt, encode_prompt
+from server.text.tokenizer import ChatTokenizer
+from spot.errors import InvalidRequest, NotSupported
+from spot.generation import Generation, SamplingParams, TokenLogprobs
+
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One prompt of the request. `text` is what `echo` shows."""
+
+    token_ids: list[int]
+    text: str
+    param: str
+
+
+@dataclass(slots=True)
+class CompletionJob:
+    """A validated request, ready to run. Choice `i` belongs to prompt `i // n`."""
+
+    id: str
+    created: int
+    model: str
+    body: CompletionRequest
+    prompts: list[Prompt]
+    n: int
+    generations: list[Generation]
+    assemblers: list[ChoiceAssembler]
+    formatter: LogprobFormatter | None
+    fingerprint: str
+    tokenizer: ChatTokenizer
+    drops_output: bool
+
+    def prompt_of(self, index: int) -> Prompt:
+        return self.prompts[index // self.n]
+
+    def head(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def echoed_entries(
+        self, index: int, logprobs: list[TokenLogprobs | None] | None
+    ) -> list[TokenEntry | tuple[int, str]]:
+        """The prompt's tokens as log probability entries, the first without a figure."""
+        prompt = self.prompt_of(index)
+        detokenizer = Detokenizer(self.tokenizer, None, skip_special_tokens=False)
+        entries: list[TokenEntry | tuple[int, str]] = []
+        for position, token_id in enumerate(prompt.token_ids):
+            text = detokenizer.push(token_id)
+            figures = logprobs[position] if logprobs and position < len(logprobs) else None
+            if figures is None:
+                entries.append((token_id, text))
+            else:
+                entries.append(TokenEntry(token_id, text, figures))
+        return entries
+
+
+class Completions(JsonEndpoint[CompletionRequest]):
+    """Validates, encodes, generates, answers."""
+
+    body_type = CompletionRequest
+
+    async def answer(
+        self, body: CompletionRequest, raw: dict[str, Any], record: RequestRecord, send: Send
+    ) -> None:
+        job = await self.prepare(body, record)
+        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
+        run = GenerationRun(
+            self.gateway,
+            record,
+            job.generations,
+            job.assemblers,
+            num_prompt_tokens=num_prompt_tokens,
+            stream_interval=(
+                (body.stream_interval or self.gateway.limits.stream_interval) if body.stream else 1
+            ),
+        )
+        with run:
+            if body.stream:
+                await stream_run(
+                    self.gateway,
+                    record,
+                    run,
+                    CompletionChunkWriter(job, record),
+                    send,
+                    include_usage=body.wants_usage,
+                )
+            else:
+                await send_json(send, await self._whole_answer(job, run, record))
+
+    async def prepare(self, body: CompletionRequest, record: RequestRecord) -> CompletionJob:
+        """From a valid body to generations. Raises InvalidRequest, ModelNotFound, NotSupported."""
+        model = self.gateway.model
+        name = record.model = model.check_name(body.model)
+        _check_combinations(body)
+        prompts = await self._prompts(body)
+        constraint = structured_output(body)
+        n = body.n or 1
+        key = secrets.token_hex(12)
+        drops_output = body.max_tokens == 0
+        generations: list[Generation] = []
+        assemblers: list[ChoiceAssembler] = []
+        salt = self.gateway.cache_salt(record.tenant, body.cache_salt)
+        for prompt in prompts:
+            max_tokens = output_limit(
+                DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+                num_prompt_tokens=len(prompt.token_ids),
+                max_model_len=model.max_model_len,
+                default=None,
+                prompt_param=prompt.param,
+                limit_param="max_tokens",
+            )
+            sampling = sampling_params(
+                body,
+                model.defaults,
+                max_tokens=max(1, max_tokens),
+                logprobs=body.logprobs,
+                prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
+                vocab_size=model.vocab_size,
+                structured=constraint,
+            )
+            for index in range(n):
+                generations.append(
+                    Generation(
+                        id=f"{key}-{len(generations)}",
+                        prompt_token_ids=prompt.token_ids,
+                        sampling=_for_choice(sampling, index),
+                        priority=body.priority or 0,
+                        cache_salt=salt,
+                    )
+                )
+                assemblers.append(self._assembler(body, prompt))
+        formatter = None
+        if body.logprobs is not None or body.prompt_logprobs is not None:
+            formatter = LogprobFormatter(
+                model.tokenizer,
+                num_top=body.logprobs or 0,
+                as_ids=bool(body.return_tokens_as_token_ids),
+            )
+        return CompletionJob(
+            id=f"cmpl-{body.request_id or key}",
+            created=unix_s(),
+            model=name,
+            body=body,
+            prompts=prompts,
+            n=n,
+            generations=generations,
+            assemblers=assemblers,
+            formatter=formatter,
+            fingerprint=self.gateway.fingerprint,
+            tokenizer=model.tokenizer,
+            drops_output=drops_output,
+        )
+
+    async def _prompts(self, body: CompletionRequest) -> list[Prompt]:
+        given = body.prompt
+        if isinstance(given, str):
+            return [await self._prompt(body, given, "prompt")]
+        if isinstance(given[0], int):
+            return [await self._prompt(body, given, "prompt")]
+        return [
+            await self._prompt(body, item, f"prompt.{position}")
+            for position, item in enumerate(given)
+        ]
+
+    async def _prompt(self, body: CompletionRequest, given: Any, param: str) -> Prompt:
+        model = self.gateway.model
+        if isinstance(given, str):
+            if not given:
+                raise InvalidRequest("The prompt must not be empty.", param=param)
+            ids = await encode_prompt(
+                model,
+                given,
+                add_special_tokens=body.add_special_tokens is not False,
+                truncate_to=body.truncate_prompt_tokens,
+                param=param,
+            )
+            return Prompt(ids, given, param)
+        bad = [token_id for token_id in given if token_id >= model.vocab_size]
+        if bad:
+            raise InvalidRequest(
+                f"Token ids must be below {model.vocab_size}; not {bad[:10]}.", param=param
+            )
+        ids = check_prompt(model, given, truncate_to=body.truncate_prompt_tokens, param=param)
+        return Prompt(ids, model.tokenizer.decode(ids) if body.echo else "", param)
+
+    def _assembler(self, body: CompletionRequest, prompt: Prompt) -> ChoiceAssembler:
+        return ChoiceAssembler(
+            Detokenizer(
+                self.gateway.model.tokenizer,
+                prompt.token_ids,
+                skip_special_tokens=body.skip_special_tokens is not False,
+                spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+            ),
+            stops=body.stop_strings,
+            include_stop=bool(body.include_stop_str_in_output),
+            min_tokens=body.min_tokens or 0,
+        )
+
+    async def _whole_answer(
+        self, job: CompletionJob, run: GenerationRun, record: RequestRecord
+    ) -> dict[str, Any]:
+        choices = [_WholeChoice(job, index) for index in range(len(job.generations))]
+        while not run.is_done:
+            for index, piece in await run.pieces():
+                choices[index].add(piece)
+        if job.drops_output:
+            record.num_output_tokens = 0
+        answer = job.head()
+        answer["choices"] = [choice.render(run) for choice in choices]
+        record.finish_reasons = [item["finish_reason"] for item in answer["choices"]]
+        answer["usage"] = usage(record)
+        return answer
+
+
+def _for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
+    if not index or sampling.seed is None:
+        return sampling
+    seed = (sampling.seed + index + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(sampling, seed=seed)
+
+
+def _check_combinations(body: CompletionRequest) -> None:
+    if body.suffix:
+        raise NotSupported("suffix is not supported by this model.", param="suffix")
+    if body.stream_options is not None and not body.stream:
+        if body.stream_options.model_fields_set:
+            raise InvalidRequest(
+                "stream_options is only allowed with stream=true.", param="stream_options"
+            )
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "prompt_logprobs is not available with stream=true.", param="prompt_logprobs"
+        )
+
+
+class _WholeChoice:
+    """One choice of an answer that is not streamed."""
+
+    def __init__(self, job: CompletionJob, index: int) -> None:
+        self._job = job
+        self._index = index
+        self._text: list[str] = []
+        self._entries: list[TokenEntry] = []
+        self._token_ids: list[int] = []
+        self._finish = ""
+        self._stop_reason: int | str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self._text.append(piece.content)
+        self._entries += piece.entries or []
+        self._token_ids += piece.token_ids
+        if piece.finish_reason is not None:
+            self._finish, self._stop_reason = piece.finish_reason, piece.stop_reason
+
+    def render(self, run: GenerationRun) -> dict[str, Any]:
+        job = self._job
+        prompt = job.prompt_of(self._index)
+        text = "" if job.drops_output else "".join(self._text)
+        entries: list[TokenEntry | tuple[int, str]] = []
+        prompt_logprobs = run.prompt_logprobs.get(self._index)
+        if job.body.echo:
+            text = prompt.text + text
+            entries += job.echoed_entries(self._index, prompt_logprobs)
+        if not job.drops_output:
+            entries += self._entries
+        choice: dict[str, Any] = {
+            "index": self._index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": "length" if job.drops_output else self._finish,
+            "stop_reason": None if job.drops_output else self._stop_reason,
+        }
+        if job.formatter is not None and job.body.logprobs is not None:
+            choice["logprobs"] = job.formatter.completion(entries, offset=0)[0]
+        if job.formatter is not None and prompt_logprobs is not None:
+            choice["prompt_logprobs"] = job.formatter.prompt(prompt_logprobs)
+        if job.body.return_token_ids:
+            choice["prompt_token_ids"] = prompt.token_ids
+            choice["token_ids"] = [] if job.drops_output else self._token_ids
+        return choice
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a streamed choice has shown: its text offset and whether the prompt was echoed."""
+
+    offset: int = 0
+    started: bool = False
+
+
+class CompletionChunkWriter(ChunkWriter):
+    """Renders pieces as `text_completion` chunks."""
+
+    def __init__(self, job: CompletionJob, record: RequestRecord) -> None:
+        self._job = job
+        self._record = record
+        head = orjson.dumps(job.head())[:-1] + b',"choices":['
+        self._head = b"data: " + head
+        self._continuous = job.body.wants_continuous_usage
+        self._null_usage = b',"usage":null' if job.body.wants_usage else b""
+        self._progress = [_Progress() for _ in job.generations]
+        body = job.body
+        self._plain = job.formatter is None and not body.return_token_ids and not body.echo
+
+    def _end(self) -> bytes:
+        if self._continuous:
+            return b'],"usage":' + usage_bytes(self._record) + b"}\n\n"
+        return b"]" + self._null_usage + b"}\n\n"
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return self._head + orjson.dumps(choice) + self._end()
+
+    def opening(self) -> bytes:
+        return b""
+
+    def piece(self, index: int, piece: Piece, run: GenerationRun) -> bytes:
+        if self._plain and piece.finish_reason is None:
+            if not piece.content:
+                return b""
+            return b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (
+                self._head,
+                index,
+                orjson.dumps(piece.content),
+                self._end(),
+            )
+        if self._job.drops_output:
+            self._record.num_output_tokens = 0
+        choice = self._choice(index, piece, run)
+        if piece.finish_reason is not None:
+            self._record.finish_reasons.append(choice["finish_reason"])
+        elif not (choice["text"] or choice["logprobs"] or choice.get("token_ids")):
+            return b""
+        return self._chunk(choice)
+
+    def _choice(self, index: int, piece: Piece, run: GenerationRun) -> dict[str, Any]:
+        job, progress = self._job, self._progress[index]
+        drops = job.drops_output
+        text = "" if drops else piece.content
+        entries: list[TokenEntry | tuple[int, str]] = []
+        first = not progress.started
+        progress.started = True
+        if first and job.body.echo:
+            text = job.prompt_of(index).text + text
+            entries += job.echoed_entries(index, run.prompt_logprobs.get(index))
+        if not drops:
+            entries += piece.entries or []
+        finish = piece.finish_reason
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": "length" if drops and finish else finish,
+        }
+        if finish is not None:
+            choice["stop_reason"] = None if drops else piece.stop_reason
+        if job.formatter is not None and job.body.logprobs is not None and entries:
+            choice["logprobs"], progress.offset = job.formatter.completion(
+                entries, offset=progress.offset
+            )
+        if job.body.return_token_ids:
+            if first:
+                choice["prompt_token_ids"] = job.prompt_of(index).token_ids
+            choice["token_ids"] = [] if drops else piece.token_ids
+        return choice
+
+    def usage_chunk(self) -> bytes:
+        chunk = self._job.head()
+        chunk["choices"] = []
+        chunk["usage"] = usage(self._record)
+        return frame(orjson.dumps(chunk))

@@ -1,0 +1,160 @@
+"""What an error looks like on the wire: status, headers and OpenAI's envelope.
+
+HttpError (a ShuntyardError that only HTTP knows)
+├── BadBody             400   not JSON, not an object, not decodable
+├── Unauthorized        401
+├── ModelNotFound       404
+├── RouteNotFound       404
+├── MethodNotAllowed    405
+├── BodyTooLarge        413
+├── WrongContentType    415
+├── RequestTimeout      408   the body did not arrive in time
+└── ShuttingDown        503
+
+`describe` maps every ShuntyardError, these and those of `spot.errors`; a test proves that each
+class is mapped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import orjson
+
+from spot.errors import (
+    ContextLengthExceeded,
+    EngineError,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    NotSupported,
+    Overloaded,
+    ShuntyardError,
+)
+
+MAX_MESSAGE_CHARS = 4000
+INTERNAL_MESSAGE = "The server had an error while processing your request."
+
+
+class HttpError(ShuntyardError):
+    """An error that exists only at the edge."""
+
+
+class BadBody(HttpError):
+    """The body is not JSON, or not a JSON object."""
+
+
+class Unauthorized(HttpError):
+    """No key, or one that is not known."""
+
+
+class ModelNotFound(HttpError):
+    """The request names a model that is not served."""
+
+
+class RouteNotFound(HttpError):
+    """No endpoint has this path."""
+
+
+class MethodNotAllowed(HttpError):
+    """The path exists, for other methods. `allow` lists them, comma separated."""
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class BodyTooLarge(HttpError):
+    """The body is over the limit. The connection is closed: the rest is not read."""
+
+
+class WrongContentType(HttpError):
+    """The content type is not JSON."""
+
+
+class RequestTimeout(HttpError):
+    """The body did not arrive in time."""
+
+
+class ShuttingDown(HttpError):
+    """The server takes no new work."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """One error, ready for the wire."""
+
+    status: int
+    type: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    def body(self) -> bytes:
+        """OpenAI's envelope. Lone surrogates are replaced, so that it can always be encoded."""
+        error = {
+            "message": _encodable(self.message)[:MAX_MESSAGE_CHARS],
+            "type": self.type,
+            "param": None if self.param is None else _encodable(self.param)[:256],
+            "code": self.code,
+        }
+        return orjson.dumps({"error": error})
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+
+# The most specific class wins: `describe` walks a class's ancestors in order.
+_KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
+    BadBody: (400, _INVALID, "invalid_json"),
+    Unauthorized: (401, "authentication_error", "invalid_api_key"),
+    ModelNotFound: (404, "not_found_error", "model_not_found"),
+    RouteNotFound: (404, "not_found_error", "route_not_found"),
+    MethodNotAllowed: (405, _INVALID, "method_not_allowed"),
+    BodyTooLarge: (413, _INVALID, "body_too_large"),
+    WrongContentType: (415, _INVALID, "unsupported_media_type"),
+    RequestTimeout: (408, _INVALID, "request_timeout"),
+    ShuttingDown: (503, _SERVER, "shutting_down"),
+    InvalidRequest: (400, _INVALID, None),
+    ContextLengthExceeded: (400, _INVALID, None),
+    NotSupported: (400, _INVALID, None),
+    Overloaded: (429, "rate_limit_error", "overloaded"),
+    EngineUnavailable: (503, _SERVER, "engine_unavailable"),
+    EngineFailed: (500, _SERVER, "engine_failed"),
+    EngineError: (500, _SERVER, "engine_error"),
+    HttpError: (500, _SERVER, "internal_error"),
+    ShuntyardError: (500, _SERVER, "internal_error"),
+}
+
+
+def describe(error: ShuntyardError) -> ErrorReply:
+    """The reply for an error of ours."""
+    status, kind, code = next(_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS)
+    param = None
+    headers: list[tuple[bytes, bytes]] = []
+    if isinstance(error, InvalidRequest):
+        param, code = error.param, error.code
+    elif isinstance(error, Overloaded):
+        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    elif isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    elif isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allow.encode("latin-1")))
+    elif isinstance(error, ModelNotFound):
+        param = "model"
+    elif isinstance(error, BodyTooLarge):
+        headers.append((b"connection", b"close"))
+    elif isinstance(error, (EngineUnavailable, ShuttingDown)):
+        headers.append((b"retry-after", b"5"))
+    return ErrorReply(status, kind, error.message, param, code, headers)
+
+
+def internal_error() -> ErrorReply:
+    """The reply for a bug of ours: fixed words, nothing of the inside."""
+    return ErrorReply(500, _SERVER, INTERNAL_MESSAGE, None, "internal_error")

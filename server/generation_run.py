@@ -1,0 +1,115 @@
+"""One request's generations, from submission to the last piece, with its accounting."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from server.collector import Collector
+from server.gateway import Gateway
+from server.record import RequestRecord
+from server.text.assembler import ChoiceAssembler, Piece
+from spot.generation import Generation, TokenLogprobs
+
+
+class GenerationRun:
+    """A context manager around the generations of one request; leaving it aborts the rest.
+
+    num_prompt_tokens: counted once per prompt, however many choices share it.
+    prompt_logprobs: per generation, from its first delta on, if they were asked for.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        record: RequestRecord,
+        generations: list[Generation],
+        assemblers: list[ChoiceAssembler],
+        *,
+        num_prompt_tokens: int,
+        stream_interval: int = 1,
+    ) -> None:
+        self._gateway = gateway
+        self._record = record
+        self._assemblers = assemblers
+        self._collector = Collector(
+            gateway.model.engine, generations, stream_interval=stream_interval
+        )
+        card = gateway.model.engine.card
+        self._admission = gateway.admission.generations(
+            len(generations), num_seats=card.max_num_seqs if card else 0
+        )
+        self.prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
+        record.num_prompt_tokens = num_prompt_tokens
+        record.num_choices = len(generations)
+
+    def __enter__(self) -> Self:
+        self._admission.__enter__()
+        try:
+            self._collector.__enter__()
+        except BaseException:
+            self._admission.__exit__(None, None, None)
+            raise
+        self._record.submitted_s = anyio.current_time()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._collector.__exit__(exc_type, exc, traceback)
+        self._admission.__exit__(None, None, None)
+
+    @property
+    def is_done(self) -> bool:
+        return self._collector.is_done
+
+    def poke(self) -> None:
+        """Make `pieces` return early and empty."""
+        self._collector.poke()
+
+    async def pieces(self) -> list[tuple[int, Piece]]:
+        """The next pieces, at most one per choice; empty after `poke`.
+
+        Raises the engine's error once everything before it was returned.
+        """
+        result: list[tuple[int, Piece]] = []
+        deltas = await self._collector.receive()
+        if not deltas:
+            return result
+        now_s = anyio.current_time()
+        for index, delta in deltas:
+            if delta.prompt_logprobs is not None:
+                self.prompt_logprobs[index] = delta.prompt_logprobs
+            if delta.num_cached_tokens is not None:
+                self._record.num_cached_tokens += delta.num_cached_tokens
+            piece = self._assemblers[index].push(delta)
+            self._record.num_output_tokens += len(piece.token_ids)
+            if piece.finish_reason is not None:
+                self._collector.abort([index])
+            result.append((index, piece))
+        self._note_time(now_s)
+        return result
+
+    def _note_time(self, now_s: float) -> None:
+        record, metrics = self._record, self._gateway.metrics
+        if record.first_token_s is None:
+            record.first_token_s = now_s
+            metrics.observe_first_token(now_s - record.arrived_s)
+        elif record.last_token_s is not None:
+            metrics.inter_token.observe(now_s - record.last_token_s)
+        record.last_token_s = now_s
+
+
+def usage(record: RequestRecord) -> dict[str, object]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": record.num_prompt_tokens,
+        "completion_tokens": record.num_output_tokens,
+        "total_tokens": record.num_prompt_tokens + record.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": record.num_cached_tokens},
+    }

@@ -1,0 +1,150 @@
+"""Fields that chat and text completions share: sampling, limits, constraints, vLLM's extras."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+from server.protocol.base import RequestBody
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+MAX_STOP_STRINGS = 4
+MAX_N = 128
+MAX_TOP_LOGPROBS = 20
+MAX_PRIORITY = 2**31
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+StopString = Annotated[str, StringConstraints(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream. `continuous_usage_stats` is vLLM's, obfuscation is accepted only."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's `structured_outputs`: exactly one constraint."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", populate_by_name=True)
+
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = Field(default=None, min_length=1)
+    grammar: str | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+    @field_validator("whitespace_pattern")
+    @classmethod
+    def _not_empty(cls, value: str | None) -> str | None:
+        return value or None
+
+
+class JsonSchemaFormat(BaseModel):
+    """The `json_schema` member of a response format."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", populate_by_name=True)
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BaseModel):
+    type: Literal["json_object"]
+
+
+class JsonSchemaResponseFormat(BaseModel):
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaFormat
+
+
+class StructuralTagFormat(BaseModel):
+    """vLLM's structural tags; handed to the engine as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["structural_tag"]
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaResponseFormat | StructuralTagFormat,
+    Field(discriminator="type"),
+]
+
+
+class SamplingBody(RequestBody):
+    """The shared fields. None means absent: the server's default applies."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_N)
+    seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
+    stop: StopString | list[StopString] | None = None
+    temperature: Finite | None = Field(default=None, ge=0, le=2)
+    top_p: Finite | None = Field(default=None, ge=0, le=1)
+    presence_penalty: Finite | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: Finite | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[str, Finite] | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+
+    top_k: int | None = Field(default=None, ge=-1, le=INT64_MAX)
+    min_p: Finite | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: Finite | None = Field(default=None, gt=0, le=100)
+    min_tokens: int | None = Field(default=None, ge=0, le=INT64_MAX)
+    ignore_eos: bool | None = False
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=1024)
+    skip_special_tokens: bool | None = True
+    spaces_between_special_tokens: bool | None = True
+    include_stop_str_in_output: bool | None = False
+    bad_words: list[str] | None = Field(default=None, max_length=1024)
+    allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
+    prompt_logprobs: int | None = Field(default=None, ge=-1, le=INT64_MAX)
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=INT64_MAX)
+    structured_outputs: StructuredOutputs | None = None
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    request_id: str | None = Field(default=None, max_length=256)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream_interval: int | None = Field(default=None, ge=1, le=INT64_MAX)
+    thinking_token_budget: int | None = Field(default=None, ge=0, le=INT64_MAX)
+    vllm_xargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list) and len(value) > MAX_STOP_STRINGS:
+            raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings are allowed")
+        return value
+
+    @property
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        return bool(self.wants_usage and self.stream_options.continuous_usage_stats)  # type: ignore[union-attr]

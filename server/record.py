@@ -1,0 +1,59 @@
+"""What is remembered of one HTTP request until its line is logged and its metrics are counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from starlette.types import Scope
+
+Outcome = Literal["completed", "aborted", "client_error", "rejected", "failed"]
+SCOPE_KEY = "shuntyard.record"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request. Times are of the event loop's clock, in seconds.
+
+    outcome: completed; aborted (the client left); client_error (4xx); rejected (429, 503 before any
+        work); failed (our fault, before or after the first byte).
+    """
+
+    request_id: str
+    method: str
+    path: str
+    arrived_s: float
+    tenant: str = ""
+    model: str = ""
+    stream: bool = False
+    status: int = 0
+    outcome: Outcome = "completed"
+    error: str = ""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_choices: int = 0
+    finish_reasons: list[str] = field(default_factory=list)
+    submitted_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time from arrival to the first token."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrived_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token of one choice, after its first."""
+        if self.first_token_s is None or self.last_token_s is None:
+            return None
+        num_later = self.num_output_tokens / max(1, self.num_choices) - 1
+        return (self.last_token_s - self.first_token_s) / num_later if num_later > 0 else None
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record that the outermost middleware put into the scope."""
+    record = scope[SCOPE_KEY]
+    assert isinstance(record, RequestRecord)
+    return record
