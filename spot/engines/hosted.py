@@ -270,7 +270,11 @@ class HostedEngine:
             return
         if entry.delta.finish_reason is not None:
             self._forget(entry.handle)
-        live.sink.on_delta(entry.delta)
+        try:
+            live.sink.on_delta(entry.delta)
+        except Exception:  # one broken sink must not end the engine for all others
+            logger.exception("a sink failed; its generation is aborted")
+            self.abort(live.generation_id)
 
     def _end_badly(self, handle: int, error: ShuntyardError) -> None:
         self._stepped_at_s = anyio.current_time()
