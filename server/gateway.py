@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from server.errors import ModelNotFound, ShuttingDown
 from server.metrics import Metrics
@@ -16,7 +16,7 @@ from server.sampling import SamplingDefaults
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer
 from spot.engines.base import Engine
-from spot.errors import EngineUnavailable, Overloaded
+from spot.errors import EngineUnavailable, Overloaded, ShuntyardError
 from spot.parsed import OutputParser
 
 ParserMaker = Callable[[dict[str, Any], list[int]], OutputParser]
@@ -139,6 +139,12 @@ class Limits:
     stream_interval: int = 1
 
 
+class Failable(Protocol):
+    """Something in flight that can be ended from outside."""
+
+    def fail(self, error: ShuntyardError) -> None: ...
+
+
 @dataclass(slots=True)
 class Gateway:
     """Everything that endpoints share."""
@@ -150,10 +156,16 @@ class Gateway:
     limits: Limits = field(default_factory=Limits)
     salt_secret: bytes | None = None
     version: str = ""
+    live: set[Failable] = field(default_factory=set)
 
     @property
     def fingerprint(self) -> str:
         return f"shuntyard-{self.version}"
+
+    def end_all(self, error: ShuntyardError) -> None:
+        """End every answer that is being generated with this error."""
+        for run in list(self.live):
+            run.fail(error)
 
     def cache_salt(self, tenant: str, asked: str | None) -> str | None:
         """Keeps one tenant's prefix cache from another's timing (where there are several)."""

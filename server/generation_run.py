@@ -11,6 +11,7 @@ from server.collector import Collector
 from server.gateway import Gateway
 from server.record import RequestRecord
 from server.text.assembler import ChoiceAssembler, Piece
+from spot.errors import ShuntyardError
 from spot.generation import Generation, TokenLogprobs
 
 
@@ -53,6 +54,7 @@ class GenerationRun:
             self._admission.__exit__(None, None, None)
             raise
         self._record.submitted_s = anyio.current_time()
+        self._gateway.live.add(self)
         return self
 
     def __exit__(
@@ -61,12 +63,17 @@ class GenerationRun:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._gateway.live.discard(self)
         self._collector.__exit__(exc_type, exc, traceback)
         self._admission.__exit__(None, None, None)
 
     @property
     def is_done(self) -> bool:
         return self._collector.is_done
+
+    def fail(self, error: ShuntyardError) -> None:
+        """End the run from outside; `pieces` raises this."""
+        self._collector.fail(error)
 
     def poke(self) -> None:
         """Make `pieces` return early and empty."""

@@ -303,7 +303,7 @@ class _WholeChoice:
         }
         if job.formatter is not None and job.body.logprobs is not None:
             choice["logprobs"] = job.formatter.completion(entries, offset=0)[0]
-        if job.formatter is not None and prompt_logprobs is not None:
+        if job.formatter and prompt_logprobs and job.body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = job.formatter.prompt(prompt_logprobs)
         if job.body.return_token_ids:
             choice["prompt_token_ids"] = prompt.token_ids

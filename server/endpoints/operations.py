@@ -10,16 +10,16 @@ from spot.errors import EngineUnavailable
 
 
 class Health:
-    """`GET /health`: 200 with an empty body while the engine is alive or starting, 503 when it is
-    dead. Never waits for anything."""
+    """`GET /health`: 200 with an empty body while the engine is alive, 503 while it is dead or has
+    not started yet (scripts wait for this, as they do with vLLM). Never waits for anything."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = self._gateway.model.engine.status
-        if status.state in ("dead", "stopped"):
-            raise EngineUnavailable("The engine is not running.")
+        if status.state not in ("ready", "draining"):
+            raise EngineUnavailable(f"The engine is {status.state}.")
         await send_bytes(send, 200, b"")
 
 

@@ -1,0 +1,132 @@
+"""The one function that builds the application from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Scope
+
+from server.endpoints.chat import ChatCompletions
+from server.endpoints.completions import Completions
+from server.endpoints.models import ModelList
+from server.endpoints.operations import Health, Load, MetricsPage, Readiness, Version
+from server.endpoints.tokenization import Detokenize, Tokenize
+from server.errors import MethodNotAllowed, RouteNotFound
+from server.gateway import Gateway
+from server.logs import RequestLog
+from server.middleware import ApiKeys, ErrorBoundary, RequestContext
+
+OPEN_PATHS = ("/health", "/version", "/ready")
+
+
+@dataclass(slots=True)
+class HttpOptions:
+    """What of HTTP is configurable. api_keys: tenant names by key."""
+
+    api_keys: Mapping[str, str] = field(default_factory=dict)
+    open_metrics: bool = True
+    docs: bool = True
+    root_path: str = ""
+    allowed_origins: Sequence[str] = ()
+    allowed_methods: Sequence[str] = ("*",)
+    allowed_headers: Sequence[str] = ("*",)
+    allow_credentials: bool = False
+
+
+def build_app(
+    gateway: Gateway,
+    *,
+    options: HttpOptions | None = None,
+    log: RequestLog | None = None,
+    further_routes: Sequence[BaseRoute] = (),
+    further_models: Sequence[tuple[str, int]] = (),
+) -> FastAPI:
+    """The ASGI application. Its parts (engine, stream keeper) are entered by the caller."""
+    options = options or HttpOptions()
+    app = FastAPI(
+        title="Shuntyard",
+        version=gateway.version,
+        summary="OpenAI-compatible inference server",
+        root_path=options.root_path,
+        docs_url="/docs" if options.docs else None,
+        redoc_url="/redoc" if options.docs else None,
+        openapi_url="/openapi.json" if options.docs else None,
+        redirect_slashes=False,
+    )
+    app.router.routes.extend(_routes(gateway, further_models))
+    app.router.routes.extend(further_routes)
+    app.add_exception_handler(HTTPException, _raise_as_ours)
+    open_paths = [*OPEN_PATHS, *(["/metrics"] if options.open_metrics else [])]
+    # Added last is outermost.
+    app.add_middleware(ApiKeys, keys=options.api_keys, open_paths=open_paths)
+    app.add_middleware(ErrorBoundary)
+    if options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(options.allowed_origins),
+            allow_methods=list(options.allowed_methods),
+            allow_headers=list(options.allowed_headers),
+            allow_credentials=options.allow_credentials,
+            expose_headers=["x-request-id", "openai-processing-ms", "retry-after"],
+        )
+    app.add_middleware(RequestContext, metrics=gateway.metrics, log=log or RequestLog())
+    return app
+
+
+def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list[BaseRoute]:
+    models = ModelList(gateway, further_models)
+    routes: list[BaseRoute] = []
+    for prefix in ("/v1", ""):
+        routes += [
+            post(f"{prefix}/chat/completions", ChatCompletions(gateway)),
+            post(f"{prefix}/completions", Completions(gateway)),
+            get(f"{prefix}/models", models),
+            get(f"{prefix}/models/{{model_id:path}}", models),
+        ]
+    return [
+        *routes,
+        post("/tokenize", Tokenize(gateway)),
+        post("/detokenize", Detokenize(gateway)),
+        get("/health", Health(gateway)),
+        get("/ready", Readiness(gateway)),
+        get("/load", Load(gateway)),
+        get("/version", Version(gateway)),
+        get("/metrics", MetricsPage(gateway)),
+    ]
+
+
+class KnownRoute(Route):
+    """A route that leaves itself in the scope, so that metrics can name the endpoint."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child_scope = super().matches(scope)
+        if match is not Match.NONE:
+            child_scope["route"] = self
+        return match, child_scope
+
+
+def post(path: str, endpoint: ASGIApp) -> Route:
+    return KnownRoute(path, endpoint=endpoint, methods=["POST"])
+
+
+def get(path: str, endpoint: ASGIApp) -> Route:
+    return KnownRoute(path, endpoint=endpoint, methods=["GET"])
+
+
+async def _raise_as_ours(request: Request, error: Exception) -> Response:
+    """Turns the framework's errors into ours; the boundary answers them."""
+    assert isinstance(error, HTTPException)
+    path = request.scope["path"][:200]
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        raise MethodNotAllowed(
+            f"{request.method} is not allowed for {path}; allowed: {allow}.", allow=allow
+        )
+    raise RouteNotFound(f"There is no endpoint {path}. See /openapi.json for what there is.")

@@ -1,0 +1,102 @@
+"""Logs: one line a request, as JSON or pretty, and the standard library's loggers in the same form."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, Literal
+
+import structlog
+
+from server.record import RequestRecord
+
+LogFormat = Literal["auto", "json", "pretty"]
+
+
+def configure_logging(*, form: LogFormat, level: str) -> None:
+    """Send everything to stderr, structlog and standard loggers alike. Called once, at start."""
+    as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if as_json:
+        renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+        shared.append(structlog.processors.format_exc_info)
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.access"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+class RequestLog:
+    """Writes one line per request.
+
+    quiet_paths: successful requests to these are not logged (probes, scrapes).
+    """
+
+    def __init__(self, *, enabled: bool = True, quiet_paths: tuple[str, ...] = ()) -> None:
+        self._enabled = enabled
+        self._quiet_paths = frozenset(quiet_paths)
+        self._log: Any = structlog.get_logger("shuntyard.requests")
+
+    def write(self, record: RequestRecord, end_s: float) -> None:
+        if not self._enabled:
+            return
+        if record.path in self._quiet_paths and record.outcome == "completed":
+            return
+        fields = describe_record(record, end_s)
+        if record.outcome == "failed":
+            self._log.error("request", **fields)
+        else:
+            self._log.info("request", **fields)
+
+
+def describe_record(record: RequestRecord, end_s: float) -> dict[str, Any]:
+    """The fields of a request's line; times in milliseconds."""
+    fields: dict[str, Any] = {
+        "id": record.request_id,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status,
+        "outcome": record.outcome,
+        "duration_ms": _ms(end_s - record.arrived_s),
+    }
+    if record.tenant:
+        fields["tenant"] = record.tenant
+    if record.submitted_s is not None:
+        fields |= {
+            "model": record.model,
+            "stream": record.stream,
+            "prompt_tokens": record.num_prompt_tokens,
+            "cached_tokens": record.num_cached_tokens,
+            "output_tokens": record.num_output_tokens,
+            "finish": ",".join(record.finish_reasons),
+            "ttft_ms": _ms(record.ttft_s),
+            "tpot_ms": _ms(record.tpot_s),
+        }
+    if record.error:
+        fields["error"] = record.error
+    return fields
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)
