@@ -6,8 +6,8 @@ import json
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final
 
 from huggingface_hub import HfApi, constants, snapshot_download
@@ -21,10 +21,11 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
+from server.bounded_call import call_within
 from server.demo_model import DEMO_MODEL_NAME, ensure_demo_model
 from server.model_cache import ModelUnavailable, Progress, silent
 
-__all__ = ["ModelUnavailable", "ResolvedModel", "resolve_model"]
+__all__ = ["ModelUnavailable", "ResolvedModel", "check_model_folder", "resolve_model"]
 
 HUB_ANSWERS_WITHIN_S: Final = 5.0
 
@@ -81,15 +82,15 @@ def resolve_model(
         raise ModelUnavailable(f"The name of the model is empty. {_USE_A_FOLDER}")
     folder = Path(model).expanduser()
     if folder.is_dir():
-        _check_folder(folder)
+        check_model_folder(folder)
         return ResolvedModel(folder.resolve(), name or model, is_demo=False)
     _check_hub_name(model, folder)
     path = _from_hub(model, revision, token, progress)
-    _check_folder(path)
+    check_model_folder(path)
     return ResolvedModel(path, name or model, is_demo=False)
 
 
-def _check_folder(folder: Path) -> None:
+def check_model_folder(folder: Path) -> None:
     """Raise ModelUnavailable for a folder that cannot be a model, and say what it lacks."""
     missing = []
     if not (folder / "config.json").is_file():
@@ -138,22 +139,23 @@ def _from_hub(model: str, revision: str | None, token: str | None, progress: Pro
     if constants.is_offline_mode():
         return _from_hub_cache(model, revision, "HF_HUB_OFFLINE is set")
     progress(f"Looking for {model} on {constants.ENDPOINT}")
-    answer = _ask_hub(model, revision, token)
-    if isinstance(answer, GatedRepoError):
+    try:
+        info = call_within(HUB_ANSWERS_WITHIN_S, partial(_ask_hub, model, revision, token))
+    except GatedRepoError as error:
         raise ModelUnavailable(
             f"{model} is gated: accept its terms on {constants.ENDPOINT}/{model}, and give a token "
             "of that account with --hf-token or HF_TOKEN."
-        ) from answer
-    if isinstance(answer, RevisionNotFoundError):
-        raise ModelUnavailable(f"{model} has no revision {revision!r} on the hub.") from answer
-    if isinstance(answer, RepositoryNotFoundError):
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelUnavailable(f"{model} has no revision {revision!r} on the hub.") from error
+    except RepositoryNotFoundError as error:
         raise ModelUnavailable(
             f"There is no model {model} on {constants.ENDPOINT}, and no such folder here. If it is "
             f"private, give a token with --hf-token or HF_TOKEN. {_USE_A_FOLDER}"
-        ) from answer
-    if isinstance(answer, Exception):
-        return _from_hub_cache(model, revision, _first_line(answer))
-    names = [file.rfilename for file in answer.siblings or ()]
+        ) from error
+    except (HTTPError, OSError) as error:
+        return _from_hub_cache(model, revision, _first_line(error))
+    names = [file.rfilename for file in info.siblings or ()]
     has_safetensors = any(fnmatch(name, "*.safetensors") for name in names)
     ignored = _OTHER_FORMATS + (_PICKLED_WEIGHTS if has_safetensors else ())
     progress(f"Downloading {model} to {constants.HF_HUB_CACHE}")
@@ -186,26 +188,7 @@ def _from_hub_cache(model: str, revision: str | None, why_not_hub: str) -> Path:
 
 
 def _ask_hub(model: str, revision: str | None, token: str | None) -> Any:
-    """What the hub says about `model`, or the exception that came instead.
-
-    A thread bears the wait, because no timeout of the client covers a name server that is silent.
-    """
-    answers: list[Any] = []
-
-    def ask() -> None:
-        try:
-            answers.append(
-                HfApi(token=token).model_info(
-                    model, revision=revision, timeout=HUB_ANSWERS_WITHIN_S
-                )
-            )
-        except Exception as error:  # noqa: BLE001 - handed to the caller
-            answers.append(error)
-
-    thread = Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_ANSWERS_WITHIN_S)
-    return answers[0] if answers else TimeoutError(f"no answer in {HUB_ANSWERS_WITHIN_S:g} s")
+    return HfApi(token=token).model_info(model, revision=revision, timeout=HUB_ANSWERS_WITHIN_S)
 
 
 def _first_line(error: Exception) -> str:
