@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -114,7 +115,7 @@ def decode_in_pieces(
     """Feed `data` cut at `cuts`, and decode every payload that comes out."""
     reader = FrameReader()
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    pieces = [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [data[start:end] for start, end in pairwise(edges)]
     return [decoder.decode(payload) for piece in pieces for payload in reader.feed(piece)]
 
 

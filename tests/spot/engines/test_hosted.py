@@ -70,7 +70,7 @@ def generation(name: str = "g", tokens: tuple[int, ...] = (1, 2, 3)) -> Generati
 
 async def until(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await anyio.sleep(0.005)
 
 
