@@ -50,7 +50,7 @@ def configure_logging(*, form: LogFormat, level: str) -> None:
 class RequestLog:
     """Writes one line per request.
 
-    quiet_paths: successful requests to these are not logged (probes, scrapes).
+    quiet_paths: requests to these are logged only if they failed (probes, scrapes).
     """
 
     def __init__(self, *, enabled: bool = True, quiet_paths: tuple[str, ...] = ()) -> None:
@@ -61,7 +61,7 @@ class RequestLog:
     def write(self, record: RequestRecord, end_s: float) -> None:
         if not self._enabled:
             return
-        if record.path in self._quiet_paths and record.outcome == "completed":
+        if record.path in self._quiet_paths and record.outcome != "failed":
             return
         fields = describe_record(record, end_s)
         if record.outcome == "failed":

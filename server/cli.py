@@ -1,0 +1,197 @@
+"""The command `shuntyard`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from server.settings import (
+    ENV_PREFIX,
+    Settings,
+    SettingsError,
+    group_of,
+    load_settings,
+)
+from spot.errors import ShuntyardError
+
+DESCRIPTION = "OpenAI-compatible inference server for mixed and spot GPUs."
+SERVE_EPILOG = """\
+Every setting can also be given as an environment variable (--max-body-bytes is
+SHUNTYARD_MAX_BODY_BYTES; lists with commas, objects as JSON) or in a TOML or YAML file
+(--config FILE, key max_body_bytes). Flags win over the environment, which wins
+over the file. vLLM's engine flags that are not listed are passed on under their
+own names; an unknown flag is an error.
+
+examples:
+  shuntyard serve                                    the demo model on port 8000
+  shuntyard serve ./my-model --served-model-name gpt-4o-mini my-alias
+  shuntyard serve Qwen/Qwen3-8B --max-model-len 8192 --api-key alice:sk-1 bob:sk-2
+"""
+
+
+def _version() -> str:
+    from server.version import VERSION
+
+    return VERSION
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(prog="shuntyard", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"shuntyard {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_serve(commands)
+    commands.add_parser(
+        "doctor",
+        help="print what this machine has, and what would go wrong",
+        description="Print what this machine has, and what would go wrong.",
+        add_help=False,
+    )
+    return parser
+
+
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model",
+        description="Serve a model to OpenAI clients.",
+        epilog=SERVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    serve.add_argument("--config", metavar="FILE", help="TOML or YAML file with settings")
+    groups: dict[str, Any] = {}
+    for name, info in Settings.model_fields.items():
+        title = group_of(info)
+        if title not in groups:
+            groups[title] = serve.add_argument_group(title)
+        _add_setting(groups[title], name, info)
+
+
+def _add_setting(group: Any, name: str, info: FieldInfo) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    text = (info.description or "").replace("%", "%%")
+    if info.default not in (None, [], {}, "") and not isinstance(info.default, bool):
+        shown = " ".join(info.default) if isinstance(info.default, list) else info.default
+        text += f" (default: {shown})"
+    kind = _plain_type(info.annotation)
+    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text, "dest": name}
+    if name == "model":
+        group.add_argument("model_tag", nargs="?", metavar="MODEL", help=argparse.SUPPRESS)
+        group.add_argument(flag, metavar="MODEL", **options)
+    elif kind is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+    elif typing.get_origin(kind) is list:
+        group.add_argument(flag, nargs="+", metavar="X", action="extend", **options)
+    elif typing.get_origin(kind) is dict:
+        group.add_argument(flag, type=_json_object, metavar="JSON", **options)
+    elif typing.get_origin(kind) is typing.Literal:
+        group.add_argument(flag, metavar="|".join(typing.get_args(kind)), **options)
+    else:
+        group.add_argument(flag, metavar="X", **options)
+
+
+def _plain_type(annotation: Any) -> Any:
+    """`T` for `T | None` and for `Annotated[T, …]`."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return typing.get_args(annotation)[0]
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        members = [item for item in typing.get_args(annotation) if item is not type(None)]
+        return members[0]
+    return annotation
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value
+
+
+def split_engine_flags(argv: Sequence[str], known: frozenset[str]) -> tuple[list[str], list[str]]:
+    """Our arguments and vLLM's: an unknown flag takes all values up to the next flag with it.
+
+    The model, if it is given without --model, is the first argument, so nothing else is ambiguous.
+    """
+    ours: list[str] = []
+    engine: list[str] = []
+    target = ours
+    for argument in argv:
+        if argument.startswith("-") and not _is_number(argument):
+            name = argument.split("=", 1)[0]
+            target = ours if name in known or argument in ("-h", "--help") else engine
+        target.append(argument)
+    return ours, engine
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _known_flags(parser: argparse.ArgumentParser) -> frozenset[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            serve = action.choices["serve"]
+            return frozenset(option for item in serve._actions for option in item.option_strings)
+    return frozenset()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Returns the exit code: 0 fine, 1 failed, 2 wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
+    if arguments[:1] == ["doctor"]:
+        from server import doctor
+
+        return doctor.main(arguments[1:])
+    engine_flags: list[str] = []
+    if arguments[:1] == ["serve"]:
+        ours, engine_flags = split_engine_flags(arguments[1:], _known_flags(parser))
+        arguments = ["serve", *ours]
+    flags = vars(parser.parse_args(arguments))
+    flags.pop("command")
+    return _serve(flags, engine_flags)
+
+
+def _serve(flags: dict[str, Any], engine_flags: list[str]) -> int:
+    from server.serve import serve
+
+    config = flags.pop("config", None)
+    positional = flags.pop("model_tag", None)
+    if positional is not None:
+        if "model" in flags and flags["model"] != positional:
+            print("shuntyard: give the model once, not as argument and --model", file=sys.stderr)
+            return 2
+        flags["model"] = positional
+    try:
+        settings = load_settings(flags, config=config)
+        return serve(settings, engine_flags)
+    except SettingsError as error:
+        print(f"shuntyard: {error.message}", file=sys.stderr)
+        return 2
+    except ShuntyardError as error:
+        print(f"shuntyard: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+__all__ = ["ENV_PREFIX", "build_parser", "main", "split_engine_flags"]

@@ -1,0 +1,357 @@
+"""`shuntyard serve`: builds the parts, joins them, and runs until told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import uvicorn
+from rich.console import Console
+
+from server.app import HttpOptions, build_app
+from server.errors import ShuttingDown
+from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
+from server.logs import RequestLog, configure_logging
+from server.metrics import Metrics
+from server.model_source import ResolvedModel, resolve_model
+from server.sampling import SamplingDefaults
+from server.settings import Settings, SettingsError
+from server.sse import StreamKeeper
+from server.text.tokenizer import ChatTokenizer, read_chat_template, read_generation_config
+from server.version import VERSION
+from spot.engines.base import Engine
+from spot.engines.hosted import HostConfig, HostedEngine
+from spot.engines.vllm_compat.flags import read_engine_flags
+from spot.errors import EngineFailed, InvalidRequest
+
+logger = logging.getLogger("shuntyard")
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_QUIET_PATHS = ("/health", "/ready", "/metrics", "/load")
+_WANTED_OPEN_FILES = 65536
+_LAST_LINES = 30
+
+
+def serve(settings: Settings, engine_flags: list[str]) -> int:
+    """Run the server. Returns the exit code. Raises SettingsError and ShuntyardError before it
+    serves."""
+    configure_logging(form=settings.log_format, level=settings.log_level)
+    _check_together(settings)
+    _raise_file_limit()
+    listener = _bind(settings)
+    model = resolve_model(
+        settings.model,
+        revision=settings.revision,
+        token=settings.hf_token,
+        progress=say,
+    )
+    engine_args = _engine_args(settings, engine_flags, model)
+    say("loading the tokenizer")
+    gateway, engine = build_gateway(settings, model, engine_args)
+    return anyio.run(
+        partial(_run, settings, gateway, engine, listener),
+        backend_options={"use_uvloop": True},
+    )
+
+
+def say(text: str) -> None:
+    """One line of progress, for people."""
+    console.print(f"[dim]shuntyard:[/dim] {text}", markup=True)
+
+
+def _check_together(settings: Settings) -> None:
+    if settings.enable_auto_tool_choice and not settings.tool_call_parser:
+        raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
+    if (settings.ssl_keyfile is None) != (settings.ssl_certfile is None):
+        raise SettingsError("--ssl-keyfile and --ssl-certfile belong together")
+    for name in ("ssl_keyfile", "ssl_certfile"):
+        path = getattr(settings, name)
+        if path is not None and not path.is_file():
+            raise SettingsError(f"--{name.replace('_', '-')}: there is no file {path}")
+
+
+def _raise_file_limit() -> None:
+    """Each connection is a file; the usual 1,024 are soon gone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _WANTED_OPEN_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _bind(settings: Settings) -> socket.socket:
+    """The listening socket, bound before the model is loaded: a taken port is known at once."""
+    if settings.uds is not None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        Path(settings.uds).unlink(missing_ok=True)
+        address: Any = settings.uds
+    else:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        address = (settings.host, settings.port)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        shown = settings.uds or f"{settings.host}:{settings.port}"
+        raise SettingsError(
+            f"cannot listen on {shown}: {error.strerror}; choose another with --port "
+            "(SHUNTYARD_PORT) or --host (SHUNTYARD_HOST)"
+        ) from None
+    return listener
+
+
+def _engine_args(
+    settings: Settings, engine_flags: list[str], model: ResolvedModel
+) -> dict[str, Any]:
+    if engine_flags:
+        say("reading vLLM's engine flags")
+    try:
+        flags = read_engine_flags(engine_flags)
+    except InvalidRequest as error:
+        raise SettingsError(error.message) from None
+    return {**settings.vllm_args(), **flags, "model": str(model.path)}
+
+
+def build_gateway(
+    settings: Settings, model: ResolvedModel, engine_args: dict[str, Any]
+) -> tuple[Gateway, HostedEngine]:
+    """The gateway and the engine it will use; nothing runs yet."""
+    names = settings.served_model_name or [model.name]
+    template = settings.chat_template
+    tokenizer = ChatTokenizer.load(
+        Path(settings.tokenizer) if settings.tokenizer else model.path,
+        chat_template=read_chat_template(template) if template else None,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+
+    def on_line(line: str) -> None:
+        last_lines.append(line)
+        logger.debug("%s", line)
+
+    engine = HostedEngine(
+        HostConfig(engine_args=engine_args, start_timeout_s=settings.engine_start_timeout),
+        on_line=on_line,
+    )
+    engine_lines[id(engine)] = last_lines
+    served = ServedModel(
+        names=names,
+        tokenizer=tokenizer,
+        engine=engine,
+        defaults=_sampling_defaults(settings, model.path),
+        chat=_chat_options(settings, tokenizer),
+        root=model.name,
+    )
+    gateway = Gateway(
+        model=served,
+        metrics=Metrics(names[0]),
+        admission=Admission(
+            max_requests=settings.max_concurrent_requests, max_queue=settings.max_queue_length
+        ),
+        keeper=StreamKeeper(
+            keep_alive_s=settings.sse_keep_alive_interval,
+            stalled_reader_s=settings.stalled_reader_timeout,
+        ),
+        limits=Limits(
+            max_body_bytes=settings.max_body_bytes,
+            max_json_depth=settings.max_json_depth,
+            body_timeout_s=settings.body_timeout,
+            stream_interval=settings.stream_interval,
+        ),
+        salt_secret=secrets.token_bytes(32) if len(settings.keys_by_tenant) > 1 else None,
+        version=VERSION,
+    )
+    return gateway, engine
+
+
+engine_lines: dict[int, deque[str]] = {}
+
+
+def _sampling_defaults(settings: Settings, folder: Path) -> SamplingDefaults:
+    config: dict[str, Any] = {}
+    if settings.generation_config == "auto":
+        config = read_generation_config(folder)
+    elif settings.generation_config != "vllm":
+        config = read_generation_config(Path(settings.generation_config))
+    return SamplingDefaults.from_config({**config, **settings.override_generation_config})
+
+
+def _chat_options(settings: Settings, tokenizer: ChatTokenizer) -> ChatOptions:
+    options = ChatOptions(
+        enable_auto_tool_choice=settings.enable_auto_tool_choice,
+        has_tool_parser=settings.tool_call_parser is not None,
+        has_reasoning_parser=settings.reasoning_parser is not None,
+        default_template_kwargs=settings.default_chat_template_kwargs,
+        trust_request_chat_template=settings.trust_request_chat_template,
+        exclude_tools_when_none=settings.exclude_tools_when_tool_choice_none,
+        response_role=settings.response_role,
+        emit_reasoning_content=settings.reasoning_content,
+    )
+    if settings.tool_call_parser or settings.reasoning_parser:
+        say("loading vLLM's output parsers")
+        from spot.engines.vllm_compat.parsers import load_parser_factory
+
+        try:
+            factory = load_parser_factory(
+                settings.tool_call_parser, settings.reasoning_parser, tokenizer.hf
+            )
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        options.new_parser = factory.new
+    return options
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with an end that no client mistakes for success.
+
+    At shutdown nothing new is admitted and what runs may finish within the time limit; then it is
+    ended with an error event.
+    """
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, *, shutdown_timeout_s: float) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._shutdown_timeout_s = shutdown_timeout_s
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled by `_run`, which outlives this server."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._gateway.admission.closed = True
+        if self._gateway.live:
+            say(f"finishing {len(self._gateway.live)} running answers")
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._end_late)
+            await super().shutdown(sockets)
+            group.cancel_scope.cancel()
+
+    async def _end_late(self) -> None:
+        await anyio.sleep(self._shutdown_timeout_s)
+        self._gateway.end_all(ShuttingDown("The server is shutting down."))
+
+
+async def _run(
+    settings: Settings, gateway: Gateway, engine: HostedEngine, listener: socket.socket
+) -> int:
+    exit_code = 0
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(engine)
+        await stack.enter_async_context(gateway.keeper)
+        app = build_app(
+            gateway,
+            options=_http_options(settings),
+            log=RequestLog(enabled=settings.log_requests, quiet_paths=_QUIET_PATHS),
+        )
+        server = _Server(
+            _uvicorn_config(settings, app), gateway, shutdown_timeout_s=settings.shutdown_timeout
+        )
+
+        async def announce() -> None:
+            nonlocal exit_code
+            try:
+                await _announce_when_ready(settings, engine, listener, gateway)
+            except EngineFailed as error:
+                for line in engine_lines.pop(id(engine), ()):
+                    print(line, file=sys.stderr)
+                say(f"[red]the engine cannot start:[/red] {error.message}")
+                exit_code = 1
+                server.should_exit = True
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(announce)
+            group.start_soon(_stop_on_signal, server)
+            await server.serve(sockets=[listener])
+            group.cancel_scope.cancel()
+    return exit_code
+
+
+async def _stop_on_signal(server: uvicorn.Server) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            if server.should_exit:
+                server.force_exit = True
+            server.should_exit = True
+            say(f"stopping ({signal.Signals(number).name}); once more to stop at once")
+
+
+async def _announce_when_ready(
+    settings: Settings, engine: Engine, listener: socket.socket, gateway: Gateway
+) -> None:
+    async with _progress(engine):
+        await engine.wait_ready()
+    name = gateway.model.names[0]
+    if settings.uds:
+        say(f"[green]{name} is ready[/green] on {settings.uds}")
+        return
+    host, port = listener.getsockname()[:2]
+    url = f"{'https' if settings.ssl_keyfile else 'http'}://{host}:{port}"
+    say(f"[green]{name} is ready[/green] at {url}/v1   (docs: {url}/docs)")
+    say(
+        f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        '-d \'{"messages":\\[{"role":"user","content":"Hello!"}]}\''
+    )
+
+
+@asynccontextmanager
+async def _progress(engine: Engine) -> AsyncIterator[None]:
+    """Say what the engine is doing, whenever that changes."""
+
+    async def watch() -> None:
+        said = ""
+        while True:
+            detail = engine.status.detail
+            if detail and detail != said:
+                said = detail
+                say(f"engine: {detail}")
+            await anyio.sleep(0.2)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        yield
+        group.cancel_scope.cancel()
+
+
+def _http_options(settings: Settings) -> HttpOptions:
+    return HttpOptions(
+        api_keys=settings.keys_by_tenant,
+        open_metrics=settings.open_metrics,
+        docs=settings.docs,
+        root_path=settings.root_path,
+        allowed_origins=settings.allowed_origins,
+        allowed_methods=settings.allowed_methods,
+        allowed_headers=settings.allowed_headers,
+        allow_credentials=settings.allow_credentials,
+    )
+
+
+def _uvicorn_config(settings: Settings, app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=settings.log_level,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(settings.keep_alive_timeout),
+        backlog=min(4096, os.sysconf("SC_OPEN_MAX")),
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_certfile=settings.ssl_certfile,
+        root_path=settings.root_path,
+    )

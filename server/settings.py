@@ -1,0 +1,310 @@
+"""All settings, read once: flags over environment (`SHUNTYARD_*`) over a TOML or YAML file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BeforeValidator, Field, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+    YamlConfigSettingsSource,
+)
+
+from spot.errors import ShuntyardError
+
+ENV_PREFIX = "SHUNTYARD_"
+# Variables of ours that are not settings of the server.
+_OTHER_VARIABLES = {"SHUNTYARD_CACHE_DIR", "SHUNTYARD_TEST_MODEL", "SHUNTYARD_CONFIG"}
+
+SERVE, HTTP, OPENAI, LIMITS, ENGINE, LOGS = (
+    "what is served",
+    "HTTP",
+    "OpenAI behaviour",
+    "limits",
+    "engine (vLLM's flags; all others of vLLM are accepted too)",
+    "logs and traces",
+)
+
+
+class SettingsError(ShuntyardError):
+    """A setting has a value that cannot be used. The message names the key."""
+
+
+def _setting(default: Any, text: str, *, group: str, **bounds: Any) -> Any:
+    return Field(default=default, description=text, json_schema_extra={"group": group}, **bounds)
+
+
+def _words(value: Any) -> Any:
+    """A list in an environment variable: JSON, or words with commas or spaces between them."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return value.replace(",", " ").split()
+
+
+Words = Annotated[list[str], NoDecode, BeforeValidator(_words)]
+
+
+class Settings(BaseSettings):
+    """Everything that `shuntyard serve` can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=()
+    )
+
+    model: str | None = _setting(
+        None, "folder or hub name of the model; without one the demo model", group=SERVE
+    )
+    served_model_name: Words = _setting(
+        [], "names under which clients know the model; the first is the main one", group=SERVE
+    )
+    tokenizer: str | None = _setting(None, "folder of another tokenizer", group=SERVE)
+    revision: str | None = _setting(None, "branch, tag or commit on the hub", group=SERVE)
+    hf_token: str | None = _setting(None, "token for gated models on the hub", group=SERVE)
+    embedding_model: str | None = _setting(
+        None, "folder or hub name of an embedding model to serve as well; 'demo' for a small one",
+        group=SERVE,
+    )
+    rerank_model: str | None = _setting(
+        None, "folder or hub name of a cross-encoder to serve for rerank and score", group=SERVE
+    )
+
+    host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for all", group=HTTP)
+    port: int = _setting(8000, "port to listen on; 0 picks a free one", group=HTTP, ge=0, le=65535)
+    uds: str | None = _setting(None, "listen on this Unix socket instead", group=HTTP)
+    api_key: Words = _setting(
+        [], "keys that are let in, as KEY or TENANT:KEY; without any, everyone is", group=HTTP
+    )
+    root_path: str = _setting("", "path prefix that a proxy in front strips", group=HTTP)
+    allowed_origins: Words = _setting([], "origins that browsers may call from", group=HTTP)
+    allowed_methods: Words = _setting(["*"], "methods allowed to them", group=HTTP)
+    allowed_headers: Words = _setting(["*"], "headers allowed to them", group=HTTP)
+    allow_credentials: bool = _setting(False, "allow them credentials", group=HTTP)
+    ssl_keyfile: Path | None = _setting(None, "TLS key file", group=HTTP)
+    ssl_certfile: Path | None = _setting(None, "TLS certificate file", group=HTTP)
+    open_metrics: bool = _setting(True, "serve /metrics without a key", group=HTTP)
+    docs: bool = _setting(True, "serve /docs, /redoc and /openapi.json", group=HTTP)
+    keep_alive_timeout: float = _setting(
+        75.0, "seconds that an idle connection stays open", group=HTTP, gt=0
+    )
+    sse_keep_alive_interval: float = _setting(
+        15.0, "seconds of silence before a comment is sent on a stream; 0 for never",
+        group=HTTP, ge=0,
+    )
+    shutdown_timeout: float = _setting(
+        30.0, "seconds that running requests get to finish at shutdown", group=HTTP, ge=0
+    )
+
+    enable_auto_tool_choice: bool = _setting(
+        False, "let the model decide to call tools; needs --tool-call-parser", group=OPENAI
+    )
+    tool_call_parser: str | None = _setting(
+        None, "vLLM's parser for the model's tool calls (hermes, llama3_json, …)", group=OPENAI
+    )
+    reasoning_parser: str | None = _setting(
+        None, "vLLM's parser for the model's reasoning (deepseek_r1, qwen3, …)", group=OPENAI
+    )
+    reasoning_content: bool = _setting(
+        True, "repeat reasoning under the older name reasoning_content", group=OPENAI
+    )
+    chat_template: str | None = _setting(
+        None, "file with a chat template, or the template itself", group=OPENAI
+    )
+    default_chat_template_kwargs: dict[str, Any] = _setting(
+        {}, "JSON object of arguments for the chat template", group=OPENAI
+    )
+    trust_request_chat_template: bool = _setting(
+        False, "let requests bring a chat template", group=OPENAI
+    )
+    exclude_tools_when_tool_choice_none: bool = _setting(
+        False, "hide tools from the template when tool_choice is none", group=OPENAI
+    )
+    response_role: str = _setting("assistant", "role of the answer", group=OPENAI)
+    generation_config: str = _setting(
+        "auto", "auto: the model's own sampling defaults; vllm: OpenAI's; or a folder",
+        group=OPENAI,
+    )
+    override_generation_config: dict[str, Any] = _setting(
+        {}, "JSON object of sampling defaults, over the model's", group=OPENAI
+    )
+    stream_interval: int = _setting(
+        1, "tokens to gather before a chunk is sent", group=OPENAI, ge=1
+    )
+
+    max_concurrent_requests: int = _setting(
+        4096, "requests being answered at once; more get 429", group=LIMITS, ge=1
+    )
+    max_queue_length: int = _setting(
+        2048, "generations waiting for the engine; more get 429", group=LIMITS, ge=0
+    )
+    max_body_bytes: int = _setting(
+        32 * 1024 * 1024, "size of a request body; more gets 413", group=LIMITS, ge=1024
+    )
+    max_json_depth: int = _setting(
+        128, "nesting of a JSON body", group=LIMITS, ge=4, le=1000
+    )
+    body_timeout: float = _setting(
+        60.0, "seconds for a request body to arrive", group=LIMITS, gt=0
+    )
+    stalled_reader_timeout: float = _setting(
+        300.0, "seconds that a client may not read its stream", group=LIMITS, gt=0
+    )
+
+    dtype: str | None = _setting(None, "auto, float16, bfloat16, float32", group=ENGINE)
+    max_model_len: str | None = _setting(None, "context length in tokens (8192, 8k)", group=ENGINE)
+    max_num_seqs: int | None = _setting(
+        None, "generations that run at once", group=ENGINE, ge=1
+    )
+    max_num_batched_tokens: int | None = _setting(
+        None, "tokens of one engine step", group=ENGINE, ge=1
+    )
+    tensor_parallel_size: int | None = _setting(
+        None, "GPUs that share each layer", group=ENGINE, ge=1
+    )
+    pipeline_parallel_size: int | None = _setting(
+        None, "stages of consecutive layers", group=ENGINE, ge=1
+    )
+    gpu_memory_utilization: float | None = _setting(
+        None, "share of GPU memory to use, 0 to 1", group=ENGINE, gt=0, le=1
+    )
+    quantization: str | None = _setting(None, "how the weights are quantised", group=ENGINE)
+    kv_cache_dtype: str | None = _setting(None, "type of the KV cache", group=ENGINE)
+    seed: int | None = _setting(None, "seed of requests without one", group=ENGINE)
+    enforce_eager: bool | None = _setting(None, "do not compile or capture graphs", group=ENGINE)
+    enable_prefix_caching: bool | None = _setting(
+        None, "reuse the KV cache of equal prefixes", group=ENGINE
+    )
+    trust_remote_code: bool = _setting(
+        False, "run code that the model's folder brings", group=ENGINE
+    )
+    engine_args: dict[str, Any] = _setting(
+        {}, "JSON object of further vLLM engine arguments, by name", group=ENGINE
+    )
+    engine_start_timeout: float = _setting(
+        1800.0, "seconds until the engine must be ready", group=ENGINE, gt=0
+    )
+
+    log_format: Literal["auto", "json", "pretty"] = _setting(
+        "auto", "one JSON object a line, or for people; auto: by the terminal", group=LOGS
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", "least severe level that is logged", group=LOGS
+    )
+    log_requests: bool = _setting(True, "log one line per request", group=LOGS)
+    otlp_traces_endpoint: str | None = _setting(
+        None, "send OpenTelemetry traces to this OTLP/HTTP address", group=LOGS
+    )
+
+    @field_validator("api_key")
+    @classmethod
+    def _no_empty_keys(cls, value: list[str]) -> list[str]:
+        if any(not key.strip() or not key.split(":", 1)[-1] for key in value):
+            raise ValueError("a key must not be empty")
+        return value
+
+    @field_validator("root_path")
+    @classmethod
+    def _rooted(cls, value: str) -> str:
+        if value and not value.startswith("/"):
+            raise ValueError("must start with /")
+        return value.rstrip("/")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources = (init_settings, env_settings)
+        path = os.environ.get("SHUNTYARD_CONFIG")
+        if not path:
+            return sources
+        if path.endswith(".toml"):
+            return (*sources, TomlConfigSettingsSource(settings_cls, Path(path)))
+        return (*sources, YamlConfigSettingsSource(settings_cls, Path(path)))
+
+    @property
+    def keys_by_tenant(self) -> dict[str, str]:
+        """Tenant names by key; a key without a name is its own, unnamed tenant."""
+        tenants: dict[str, str] = {}
+        for position, entry in enumerate(self.api_key, start=1):
+            tenant, colon, key = entry.partition(":")
+            tenants[key if colon else entry] = tenant if colon else f"key-{position}"
+        return tenants
+
+    def vllm_args(self) -> dict[str, Any]:
+        """The engine's arguments by vLLM's names, without what was left to vLLM."""
+        named = {
+            name: getattr(self, name)
+            for name, info in type(self).model_fields.items()
+            if group_of(info) == ENGINE and name not in ("engine_args", "engine_start_timeout")
+        }
+        if not self.trust_remote_code:
+            named.pop("trust_remote_code")
+        given = {name: value for name, value in named.items() if value is not None}
+        return {**given, **{k.replace("-", "_"): v for k, v in self.engine_args.items()}}
+
+
+def group_of(info: pydantic.fields.FieldInfo) -> str:
+    """The heading under which a setting is shown."""
+    extra = info.json_schema_extra
+    assert isinstance(extra, dict)
+    return str(extra["group"])
+
+
+def load_settings(
+    flags: Mapping[str, Any], *, config: str | None = None, environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """Settings from flags, environment and file. Raises SettingsError that names the key."""
+    path = config or environ.get("SHUNTYARD_CONFIG")
+    if path and not Path(path).is_file():
+        raise SettingsError(f"--config: there is no file {path}")
+    if path:
+        os.environ["SHUNTYARD_CONFIG"] = path
+    _check_environment(environ)
+    try:
+        return Settings(**flags)
+    except pydantic.ValidationError as error:
+        raise SettingsError(_explain(error)) from None
+    except (ValueError, OSError) as error:
+        raise SettingsError(str(error)) from None
+
+
+def _check_environment(environ: Mapping[str, str]) -> None:
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
+    for name in environ:
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
+            close = difflib.get_close_matches(name.upper(), known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise SettingsError(
+                f"the environment variable {name} is no setting of Shuntyard{hint} "
+                "(other vLLM arguments go into SHUNTYARD_ENGINE_ARGS as JSON)"
+            )
+
+
+def _explain(error: pydantic.ValidationError) -> str:
+    lines = []
+    for item in error.errors(include_url=False, include_context=False):
+        name = str(item["loc"][0]) if item["loc"] else "settings"
+        flag, variable = f"--{name.replace('_', '-')}", ENV_PREFIX + name.upper()
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+            message = f"there is no such setting{f'; did you mean {close[0]}?' if close else ''}"
+        shown = "" if "key" in name or "token" in name else f" (got {str(item['input'])[:80]!r})"
+        lines.append(f"{flag} ({variable}): {message}{shown}")
+    return "\n".join(lines)
