@@ -1,0 +1,22 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.text.tokenizer import ChatTokenizer
+from tests.harness import demo_tokenizer
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """What serves in production: asyncio on uvloop."""
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> ChatTokenizer:
+    """The demo model's tokenizer."""
+    return demo_tokenizer()
