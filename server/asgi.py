@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -19,6 +20,10 @@ from server.errors import (
 
 Headers = list[tuple[bytes, bytes]]
 JSON_HEADER = (b"content-type", b"application/json")
+MAX_CONTAINERS = 200_000
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 class ClientGone(Exception):  # noqa: N818 - not an error of ours, the caller left
@@ -85,34 +90,26 @@ async def read_json(
     raw = await read_body(receive, max_bytes=max_bytes, timeout_s=timeout_s)
     if not raw.strip():
         raise BadBody("The request body is empty; a JSON object is expected.")
-    if raw.count(b"[") + raw.count(b"{") > max_depth and _depth(raw) > max_depth:
-        raise BadBody(f"The JSON is nested deeper than {max_depth} levels.")
+    _check_nesting(raw, max_depth)
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise BadBody(f"The request body is not valid JSON: {error}") from None
 
 
-def _depth(raw: bytes) -> int:
-    """Nesting depth of JSON text, without parsing it."""
-    depth = deepest = 0
-    in_string = escaped = False
-    for byte in raw:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
-    return deepest
+def _check_nesting(raw: bytes, max_depth: int) -> None:
+    """Bound depth and number of containers before anything is built from them."""
+    num_opened = raw.count(b"[") + raw.count(b"{")
+    if num_opened <= max_depth:
+        return
+    brackets = _STRINGS.sub(b"", raw).translate(None, delete=_NO_BRACKETS)
+    if len(brackets) > 2 * MAX_CONTAINERS:
+        raise BadBody(f"The JSON holds more than {MAX_CONTAINERS} arrays and objects.")
+    depth = 0
+    for bracket in brackets:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > max_depth:
+            raise BadBody(f"The JSON is nested deeper than {max_depth} levels.")
 
 
 async def send_bytes(
@@ -138,19 +135,22 @@ async def send_error(send: Send, reply: ErrorReply) -> None:
 
 async def until_disconnect(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
     """Run `work` and cancel it when the client hangs up. Raises ClientGone then."""
-    gone = False
+    gone = finished = False
 
     async def watch() -> None:
         nonlocal gone
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                gone = True
+                # The end of our own answer looks the same.
+                gone = not finished
                 group.cancel_scope.cancel()
                 return
 
     async def run() -> None:
+        nonlocal finished
         await work()
+        finished = True
         group.cancel_scope.cancel()
 
     try:

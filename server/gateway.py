@@ -133,7 +133,7 @@ class Admission:
 class Limits:
     """Bounds on what a client may send; see the settings of the same names."""
 
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: int = 16 * 1024 * 1024
     max_json_depth: int = 128
     body_timeout_s: float = 60.0
     stream_interval: int = 1

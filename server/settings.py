@@ -149,7 +149,7 @@ class Settings(BaseSettings):
         2048, "generations waiting for the engine; more get 429", group=LIMITS, ge=0
     )
     max_body_bytes: int = _setting(
-        32 * 1024 * 1024, "size of a request body; more gets 413", group=LIMITS, ge=1024
+        16 * 1024 * 1024, "size of a request body; more gets 413", group=LIMITS, ge=1024
     )
     max_json_depth: int = _setting(
         128, "nesting of a JSON body", group=LIMITS, ge=4, le=1000
