@@ -1,1 +1,1 @@
-"""HTTP in, tokens out: settings, command line, endpoints. The one place that builds and joins the parts."""
+"""HTTP in, tokens out: settings, command line, endpoints. Builds and joins all parts."""

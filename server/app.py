@@ -22,6 +22,7 @@ from server.errors import MethodNotAllowed, RouteNotFound
 from server.gateway import Gateway
 from server.logs import RequestLog
 from server.middleware import ApiKeys, ErrorBoundary, RequestContext
+from server.tracing import RequestTracer
 
 OPEN_PATHS = ("/health", "/version", "/ready")
 
@@ -45,6 +46,7 @@ def build_app(
     *,
     options: HttpOptions | None = None,
     log: RequestLog | None = None,
+    tracer: RequestTracer | None = None,
     further_routes: Sequence[BaseRoute] = (),
     further_models: Sequence[tuple[str, int]] = (),
 ) -> FastAPI:
@@ -76,7 +78,9 @@ def build_app(
             allow_credentials=options.allow_credentials,
             expose_headers=["x-request-id", "openai-processing-ms", "retry-after"],
         )
-    app.add_middleware(RequestContext, metrics=gateway.metrics, log=log or RequestLog())
+    app.add_middleware(
+        RequestContext, metrics=gateway.metrics, log=log or RequestLog(), tracer=tracer
+    )
     return app
 
 

@@ -1,4 +1,4 @@
-"""The small part of HTTP that the endpoints do themselves: read a body, send JSON, notice a hang-up."""
+"""The part of HTTP that endpoints do themselves: read a body, send JSON, notice a hang-up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
-class ClientGone(Exception):  # noqa: N818 - not an error of ours, the caller left
+class ClientGone(Exception):
     """The client closed the connection before the answer was complete."""
 
 

@@ -1,4 +1,4 @@
-"""What the endpoints work with: the served model, admission, and the parts that outlive a request."""
+"""What the endpoints work with: the served model, admission, what outlives a request."""
 
 from __future__ import annotations
 

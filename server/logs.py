@@ -1,4 +1,4 @@
-"""Logs: one line a request, as JSON or pretty, and the standard library's loggers in the same form."""
+"""Logs: one line a request, as JSON or pretty; standard loggers in the same form."""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ class Metrics:
         self._running = gauge("vllm:num_requests_running", "Generations that the engine runs.")
         self._waiting = gauge("vllm:num_requests_waiting", "Generations that wait for a seat.")
         self._kv_usage = gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
-        self._queries = counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.")
+        self._queries = counter(
+            "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache."
+        )
         self._hits = counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.")
         self._preemptions = counter("vllm:num_preemptions", "Preemptions by the engine.")
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of all requests.")

@@ -18,6 +18,7 @@ from server.errors import ErrorReply, Unauthorized, describe, internal_error
 from server.logs import RequestLog
 from server.metrics import Metrics
 from server.record import SCOPE_KEY, Outcome, RequestRecord, record_of
+from server.tracing import RequestTracer
 from spot.errors import ShuntyardError
 
 logger = logging.getLogger(__name__)
@@ -28,12 +29,20 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class RequestContext:
-    """Gives each request an id, a record, tidy path and response headers; logs and counts its end."""
+    """Gives each request an id, a record, a tidy path and headers; logs and counts its end."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, log: RequestLog) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        log: RequestLog,
+        tracer: RequestTracer | None = None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._log = log
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,10 +74,12 @@ class RequestContext:
             end_s = now_s()
             self._metrics.observe(record, _endpoint(scope), end_s)
             self._log.write(record, end_s)
+            if self._tracer is not None:
+                self._tracer.record(scope, record, end_s)
 
 
 def _tidy(path: str) -> str:
-    """One slash between parts, none at the end: `/v1/models/` and `//v1/models` are `/v1/models`."""
+    """One slash between parts, none at the end: `//v1/models/` is `/v1/models`."""
     if "//" in path:
         path = _SLASHES.sub("/", path)
     return path.rstrip("/") or "/"
@@ -127,9 +138,7 @@ class ApiKeys:
     keys: tenant names by key. Without keys everyone passes, as tenant "".
     """
 
-    def __init__(
-        self, app: ASGIApp, *, keys: Mapping[str, str], open_paths: Iterable[str]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Mapping[str, str], open_paths: Iterable[str]) -> None:
         self._app = app
         self._hashes = [(_digest(key.encode()), tenant) for key, tenant in keys.items()]
         self._open_paths = frozenset(open_paths)

@@ -235,3 +235,26 @@ def _from_structured_outputs(body: SamplingBody) -> StructuredOutput | None:
         disable_any_whitespace=asked.disable_any_whitespace,
         whitespace_pattern=asked.whitespace_pattern,
     )
+
+
+def for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
+    """The parameters of choice `index` of a prompt: another seed, the prompt's figures only once.
+
+    Seeds are int64; the one after the largest is the smallest.
+    """
+    if not index:
+        return sampling
+    seed = sampling.seed
+    if seed is not None:
+        seed = (seed + index + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(sampling, seed=seed)
+
+
+def check_stream_options(body: SamplingBody) -> None:
+    """Raises InvalidRequest for options of a stream that is none (an empty object is let pass)."""
+    if body.stream_options is None or body.stream:
+        return
+    if body.stream_options.model_fields_set:
+        raise InvalidRequest(
+            "stream_options is only allowed with stream=true.", param="stream_options"
+        )

@@ -30,6 +30,7 @@ from server.sampling import SamplingDefaults
 from server.settings import Settings, SettingsError
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer, read_chat_template, read_generation_config
+from server.tracing import RequestTracer
 from server.version import VERSION
 from spot.engines.base import Engine
 from spot.engines.hosted import HostConfig, HostedEngine
@@ -220,7 +221,9 @@ class _Server(uvicorn.Server):
     ended with an error event.
     """
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, *, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, *, shutdown_timeout_s: float
+    ) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -251,10 +254,14 @@ async def _run(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(engine)
         await stack.enter_async_context(gateway.keeper)
+        tracer = None
+        if settings.otlp_traces_endpoint is not None:
+            tracer = stack.enter_context(RequestTracer(settings.otlp_traces_endpoint))
         app = build_app(
             gateway,
             options=_http_options(settings),
             log=RequestLog(enabled=settings.log_requests, quiet_paths=_QUIET_PATHS),
+            tracer=tracer,
         )
         server = _Server(
             _uvicorn_config(settings, app), gateway, shutdown_timeout_s=settings.shutdown_timeout

@@ -73,7 +73,8 @@ class Settings(BaseSettings):
     revision: str | None = _setting(None, "branch, tag or commit on the hub", group=SERVE)
     hf_token: str | None = _setting(None, "token for gated models on the hub", group=SERVE)
     embedding_model: str | None = _setting(
-        None, "folder or hub name of an embedding model to serve as well; 'demo' for a small one",
+        None,
+        "folder or hub name of an embedding model to serve as well; 'demo' for a small one",
         group=SERVE,
     )
     rerank_model: str | None = _setting(
@@ -99,8 +100,10 @@ class Settings(BaseSettings):
         75.0, "seconds that an idle connection stays open", group=HTTP, gt=0
     )
     sse_keep_alive_interval: float = _setting(
-        15.0, "seconds of silence before a comment is sent on a stream; 0 for never",
-        group=HTTP, ge=0,
+        15.0,
+        "seconds of silence before a comment is sent on a stream; 0 for never",
+        group=HTTP,
+        ge=0,
     )
     shutdown_timeout: float = _setting(
         30.0, "seconds that running requests get to finish at shutdown", group=HTTP, ge=0
@@ -132,7 +135,8 @@ class Settings(BaseSettings):
     )
     response_role: str = _setting("assistant", "role of the answer", group=OPENAI)
     generation_config: str = _setting(
-        "auto", "auto: the model's own sampling defaults; vllm: OpenAI's; or a folder",
+        "auto",
+        "auto: the model's own sampling defaults; vllm: OpenAI's; or a folder",
         group=OPENAI,
     )
     override_generation_config: dict[str, Any] = _setting(
@@ -151,21 +155,15 @@ class Settings(BaseSettings):
     max_body_bytes: int = _setting(
         16 * 1024 * 1024, "size of a request body; more gets 413", group=LIMITS, ge=1024
     )
-    max_json_depth: int = _setting(
-        128, "nesting of a JSON body", group=LIMITS, ge=4, le=1000
-    )
-    body_timeout: float = _setting(
-        60.0, "seconds for a request body to arrive", group=LIMITS, gt=0
-    )
+    max_json_depth: int = _setting(128, "nesting of a JSON body", group=LIMITS, ge=4, le=1000)
+    body_timeout: float = _setting(60.0, "seconds for a request body to arrive", group=LIMITS, gt=0)
     stalled_reader_timeout: float = _setting(
         300.0, "seconds that a client may not read its stream", group=LIMITS, gt=0
     )
 
     dtype: str | None = _setting(None, "auto, float16, bfloat16, float32", group=ENGINE)
     max_model_len: str | None = _setting(None, "context length in tokens (8192, 8k)", group=ENGINE)
-    max_num_seqs: int | None = _setting(
-        None, "generations that run at once", group=ENGINE, ge=1
-    )
+    max_num_seqs: int | None = _setting(None, "generations that run at once", group=ENGINE, ge=1)
     max_num_batched_tokens: int | None = _setting(
         None, "tokens of one engine step", group=ENGINE, ge=1
     )

@@ -42,7 +42,7 @@ class EventStream:
         await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
 
     async def write(self, data: bytes) -> None:
-        """Send whole frames; starts the response if need be. Waits while the client does not read."""
+        """Send whole frames, after the start if need be. Waits while the client does not read."""
         if not self.started:
             await self.start()
         self.sending_since_s = self._now_s()

@@ -58,7 +58,8 @@ class Generation(msgspec.Struct, omit_defaults=True):
     """One sequence being generated.
 
     id: unique among all live generations; never taken from a client.
-    reasoning_ended: for constrained output behind a reasoning parser; None lets the engine find out.
+    reasoning_ended: for constrained output behind a reasoning parser; None lets the engine
+        find out.
     """
 
     id: str

@@ -42,7 +42,5 @@ class JsonEndpoint(ABC, Generic[B]):
             await until_disconnect(receive, work)
 
     @abstractmethod
-    async def answer(
-        self, body: B, raw: dict[str, Any], record: RequestRecord, send: Send
-    ) -> None:
+    async def answer(self, body: B, raw: dict[str, Any], record: RequestRecord, send: Send) -> None:
         """Answer one valid body. Cancelled when the client leaves."""

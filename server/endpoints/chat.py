@@ -6,7 +6,6 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import orjson
 from starlette.types import Send
 
@@ -17,7 +16,13 @@ from server.gateway import Gateway, unix_s
 from server.generation_run import GenerationRun, usage
 from server.protocol.chat import ChatCompletionRequest, NamedToolChoice, Tool
 from server.record import RequestRecord
-from server.sampling import output_limit, sampling_params, structured_output
+from server.sampling import (
+    check_stream_options,
+    for_choice,
+    output_limit,
+    sampling_params,
+    structured_output,
+)
 from server.sse import frame
 from server.text.assembler import ChoiceAssembler, Piece
 from server.text.conversation import template_messages, template_tools
@@ -213,15 +218,11 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         key = secrets.token_hex(12)
         generations = []
         for index in range(n):
-            seed = None if sampling.seed is None else _wrapped(sampling.seed + index)
-            own = sampling if not index else msgspec.structs.replace(
-                sampling, seed=seed, prompt_logprobs=None
-            )
             generations.append(
                 Generation(
                     id=f"{key}-{index}",
                     prompt_token_ids=prompt_ids,
-                    sampling=own,
+                    sampling=for_choice(sampling, index),
                     priority=body.priority or 0,
                     cache_salt=self.gateway.cache_salt(record.tenant, body.cache_salt),
                 )
@@ -256,11 +257,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         )
 
     def _check_combinations(self, body: ChatCompletionRequest) -> None:
-        if body.stream_options is not None and not body.stream:
-            if body.stream_options.model_fields_set:
-                raise InvalidRequest(
-                    "stream_options is only allowed with stream=true.", param="stream_options"
-                )
+        check_stream_options(body)
         if body.top_logprobs is not None and not body.logprobs and body.top_logprobs != 0:
             raise InvalidRequest(
                 "top_logprobs is only allowed with logprobs=true.", param="top_logprobs"
@@ -274,7 +271,10 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
                 "continue_final_message and add_generation_prompt exclude each other.",
                 param="continue_final_message",
             )
-        if body.chat_template is not None and not self.gateway.model.chat.trust_request_chat_template:
+        if (
+            body.chat_template is not None
+            and not self.gateway.model.chat.trust_request_chat_template
+        ):
             raise InvalidRequest(
                 "A chat template of the request is only used by a server started with "
                 "--trust-request-chat-template.",
@@ -359,11 +359,6 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         if job.body.return_token_ids:
             answer["prompt_token_ids"] = job.prompt_token_ids
         return answer
-
-
-def _wrapped(seed: int) -> int:
-    """Seeds are int64; the next one after the largest is the smallest."""
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 class _WholeChoice:
@@ -466,11 +461,15 @@ class ChatChunkWriter(ChunkWriter):
             delta = {"role": self._job.role, "content": self._job.echo}
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             if index == 0 and self._job.body.return_token_ids:
-                extra = self._head[:-len(b',"choices":[')]
+                extra = self._head[: -len(b',"choices":[')]
                 ids = orjson.dumps(self._job.prompt_token_ids)
                 frames.append(
-                    extra + b',"prompt_token_ids":' + ids + b',"choices":['
-                    + orjson.dumps(choice) + self._end()
+                    extra
+                    + b',"prompt_token_ids":'
+                    + ids
+                    + b',"choices":['
+                    + orjson.dumps(choice)
+                    + self._end()
                 )
             else:
                 frames.append(self._chunk(choice))

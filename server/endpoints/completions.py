@@ -6,7 +6,6 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import orjson
 from starlette.types import Send
 
@@ -17,7 +16,13 @@ from server.gateway import unix_s
 from server.generation_run import GenerationRun, usage
 from server.protocol.completions import CompletionRequest
 from server.record import RequestRecord
-from server.sampling import output_limit, sampling_params, structured_output
+from server.sampling import (
+    check_stream_options,
+    for_choice,
+    output_limit,
+    sampling_params,
+    structured_output,
+)
 from server.sse import frame
 from server.text.assembler import ChoiceAssembler, Piece, TokenEntry
 from server.text.detokenizer import Detokenizer
@@ -25,7 +30,7 @@ from server.text.logprobs import LogprobFormatter
 from server.text.prompting import check_prompt, encode_prompt
 from server.text.tokenizer import ChatTokenizer
 from spot.errors import InvalidRequest, NotSupported
-from spot.generation import Generation, SamplingParams, TokenLogprobs
+from spot.generation import Generation, TokenLogprobs
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -154,7 +159,7 @@ class Completions(JsonEndpoint[CompletionRequest]):
                     Generation(
                         id=f"{key}-{len(generations)}",
                         prompt_token_ids=prompt.token_ids,
-                        sampling=_for_choice(sampling, index),
+                        sampling=for_choice(sampling, index),
                         priority=body.priority or 0,
                         cache_salt=salt,
                     )
@@ -243,21 +248,10 @@ class Completions(JsonEndpoint[CompletionRequest]):
         return answer
 
 
-def _for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
-    if not index or sampling.seed is None:
-        return sampling
-    seed = (sampling.seed + index + 2**63) % 2**64 - 2**63
-    return msgspec.structs.replace(sampling, seed=seed)
-
-
 def _check_combinations(body: CompletionRequest) -> None:
     if body.suffix:
         raise NotSupported("suffix is not supported by this model.", param="suffix")
-    if body.stream_options is not None and not body.stream:
-        if body.stream_options.model_fields_set:
-            raise InvalidRequest(
-                "stream_options is only allowed with stream=true.", param="stream_options"
-            )
+    check_stream_options(body)
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest(
             "prompt_logprobs is not available with stream=true.", param="prompt_logprobs"

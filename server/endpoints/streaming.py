@@ -59,7 +59,7 @@ async def stream_run(
         gateway.keeper.add(stream)
         try:
             await _pump(run, writer, stream, include_usage=include_usage)
-        except (ShuntyardError, Exception) as error:  # noqa: BLE001 - the boundary after byte one
+        except (ShuntyardError, Exception) as error:
             if not stream.started:
                 raise
             await stream.finish(_error_frames(record, error))

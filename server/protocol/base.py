@@ -17,7 +17,7 @@ Body = TypeVar("Body", bound="RequestBody")
 
 
 class RequestBody(BaseModel):
-    """A request body: numbers are not coerced from strings or booleans, unknown fields are ignored."""
+    """A body whose numbers are not coerced from strings or booleans; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
@@ -74,9 +74,7 @@ def _invalid_request(error: pydantic.ValidationError, body: object) -> InvalidRe
             missing.discard(path)
     paths = sorted(by_path, key=lambda path: -path.count("."))
     param = paths[0]
-    shown = [
-        f"{_subject(path)}: {' or '.join(by_path[path])}" for path in paths[:MAX_ERRORS_SHOWN]
-    ]
+    shown = [f"{_subject(path)}: {' or '.join(by_path[path])}" for path in paths[:MAX_ERRORS_SHOWN]]
     code = "missing_required_parameter" if param in missing else "invalid_value"
     message = "; ".join(shown)
     if len(message) > MAX_MESSAGE_CHARS * MAX_ERRORS_SHOWN:
@@ -94,9 +92,9 @@ def _dotted_path(location: Sequence[int | str], body: object, *, missing: bool) 
     here: Any = body
     for position, part in enumerate(location):
         last = position == len(location) - 1
-        if isinstance(here, dict) and isinstance(part, str) and part in here:
-            here = here[part]
-        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+        if (isinstance(here, dict) and isinstance(part, str) and part in here) or (
+            isinstance(here, list) and isinstance(part, int) and part < len(here)
+        ):
             here = here[part]
         elif not (missing and last and isinstance(here, dict)):
             continue

@@ -47,7 +47,7 @@ def _part_kind(value: Any) -> str:
     if not isinstance(kind, str) and isinstance(value, dict) and isinstance(value.get("text"), str):
         return "text"
     kinds = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
-    if kind in ("text", "thinking"):
+    if isinstance(kind, str) and kind in ("text", "thinking"):
         return kind
     return kinds.get(str(kind), "media")
 
@@ -173,9 +173,9 @@ class ChatCompletionRequest(SamplingBody):
     tools: list[Tool] | None = Field(default=None, min_length=1, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: (
-        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
-    ) = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
     include_reasoning: bool | None = True
     service_tier: str | None = None
     modalities: list[Literal["text"]] | None = None

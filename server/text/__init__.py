@@ -1,1 +1,1 @@
-"""Between token ids and what people read: tokenizer, templates, detokenizer, stop strings, parsers."""
+"""Between token ids and what people read: templates, detokenizer, stop strings, parsers."""

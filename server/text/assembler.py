@@ -35,11 +35,7 @@ class Piece:
     @property
     def is_empty(self) -> bool:
         return not (
-            self.content
-            or self.reasoning
-            or self.tool_calls
-            or self.entries
-            or self.finish_reason
+            self.content or self.reasoning or self.tool_calls or self.entries or self.finish_reason
         )
 
 
@@ -78,7 +74,11 @@ class ChoiceAssembler:
             self._push_all(piece, delta.token_ids, hidden)
         else:
             self._push_each(piece, delta, hidden)
-        if self._stops is not None and piece.finish_reason and not isinstance(piece.stop_reason, str):
+        if (
+            self._stops is not None
+            and piece.finish_reason
+            and not isinstance(piece.stop_reason, str)
+        ):
             piece.content += self._stops.flush()
         self.num_tokens += len(piece.token_ids)
         self.finish_reason = piece.finish_reason

@@ -119,7 +119,7 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Templates want an object. What is not one becomes `{}`, so that the conversation can go on."""
+    """Templates want an object. What is not one becomes `{}`: the conversation can go on."""
     if isinstance(arguments, dict):
         return arguments
     if not arguments:

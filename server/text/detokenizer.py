@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece: whole characters only, and nothing that a bad byte can break."""
+"""Token ids to text, piece by piece: whole characters only, and no bad byte breaks it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Detokenizer:
             return self._stream.step(self._tokenizer.rust, token_id) or ""
         except (OverflowError, TypeError):
             return ""
-        except Exception as error:  # noqa: BLE001 - the Rust binding raises bare Exception
+        except Exception as error:
             if "Invalid prefix" not in str(error):
                 raise
             # A sequence whose text changes in hindsight (invalid UTF-8): start afresh here.

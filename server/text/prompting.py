@@ -40,7 +40,10 @@ async def encode_prompt(
 def check_prompt(
     model: ServedModel, ids: list[int], *, truncate_to: int | None, param: str
 ) -> list[int]:
-    """Truncated as asked. Raises InvalidRequest for an empty prompt or a truncation over the limit."""
+    """The ids, truncated as asked.
+
+    Raises InvalidRequest for an empty prompt or a truncation over the limit.
+    """
     limit = model.max_model_len
     if truncate_to is not None:
         if truncate_to > limit:

@@ -39,9 +39,7 @@ class ChatTokenizer:
     rust: its backend, which does the hot work.
     """
 
-    def __init__(
-        self, hf: PreTrainedTokenizerBase, *, chat_template: str | None = None
-    ) -> None:
+    def __init__(self, hf: PreTrainedTokenizerBase, *, chat_template: str | None = None) -> None:
         rust = getattr(hf, "backend_tokenizer", None)
         if not isinstance(rust, RustTokenizer):
             raise TokenizerError(
@@ -164,7 +162,14 @@ class ChatTokenizer:
                 continue_final_message=continue_final_message,
                 **kwargs,
             )
-        except (TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        except (
+            TemplateError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            IndexError,
+        ) as error:
             raise InvalidRequest(
                 f"The chat template refused the conversation: {str(error)[:300]}", param="messages"
             ) from None

@@ -123,9 +123,7 @@ class RequiredToolParser:
 
     def _announce(self, calls: list[ToolCallDelta]) -> None:
         self._announced = True
-        calls.append(
-            ToolCallDelta(self._index, new_tool_call_id(), self._name, self._pending)
-        )
+        calls.append(ToolCallDelta(self._index, new_tool_call_id(), self._name, self._pending))
         self._pending = ""
 
     def _emit(self, calls: list[ToolCallDelta], arguments: str) -> None:
