@@ -414,8 +414,8 @@ class _Uvicorn(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         with anyio.move_on_after(2):
-            while self.server_state.connections or self.server_state.tasks:
-                await anyio.sleep(0.002)
+            while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
+                await anyio.sleep(0.002)  # uvicorn has no event to wait for
         for task in self.server_state.tasks:
             task.cancel()
 
