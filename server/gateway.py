@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,9 +17,7 @@ from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer
 from spot.engines.base import Engine
 from spot.errors import EngineUnavailable, Overloaded, ShuntyardError
-from spot.parsed import OutputParser
-
-ParserMaker = Callable[[dict[str, Any], list[int]], OutputParser]
+from spot.parsed import ParserSource
 
 
 def unix_s() -> int:
@@ -31,14 +29,13 @@ def unix_s() -> int:
 class ChatOptions:
     """How conversations are rendered and parsed.
 
-    new_parser: makes a parser for one choice, from the request body and the prompt; None without
-        `--tool-call-parser` and `--reasoning-parser`.
+    parsers: None without `--tool-call-parser` and `--reasoning-parser`.
     """
 
     enable_auto_tool_choice: bool = False
     has_tool_parser: bool = False
     has_reasoning_parser: bool = False
-    new_parser: ParserMaker | None = None
+    parsers: ParserSource | None = None
     default_template_kwargs: dict[str, Any] = field(default_factory=dict)
     trust_request_chat_template: bool = False
     exclude_tools_when_none: bool = False

@@ -238,7 +238,7 @@ def _from_structured_outputs(body: SamplingBody) -> StructuredOutput | None:
 
 
 def for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
-    """The parameters of choice `index` of a prompt: another seed, the prompt's figures only once.
+    """The parameters of choice `index` of a prompt: another seed.
 
     Seeds are int64; the one after the largest is the smallest.
     """

@@ -122,7 +122,11 @@ def _engine_args(
         flags = read_engine_flags(engine_flags)
     except InvalidRequest as error:
         raise SettingsError(error.message) from None
-    return {**settings.vllm_args(), **flags, "model": str(model.path)}
+    args = {**settings.vllm_args(), **flags, "model": str(model.path)}
+    if settings.reasoning_parser is not None:
+        # A constraint on the output holds only behind the reasoning: the engine has to see its end.
+        args["reasoning_parser"] = settings.reasoning_parser
+    return args
 
 
 def build_gateway(
@@ -205,12 +209,11 @@ def _chat_options(settings: Settings, tokenizer: ChatTokenizer) -> ChatOptions:
         from spot.engines.vllm_compat.parsers import load_parser_factory
 
         try:
-            factory = load_parser_factory(
+            options.parsers = load_parser_factory(
                 settings.tool_call_parser, settings.reasoning_parser, tokenizer.hf
             )
         except ValueError as error:
             raise SettingsError(str(error)) from None
-        options.new_parser = factory.new
     return options
 
 

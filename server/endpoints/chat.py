@@ -14,6 +14,7 @@ from server.endpoints.base import JsonEndpoint
 from server.endpoints.streaming import ChunkWriter, stream_run, usage_bytes
 from server.gateway import Gateway, unix_s
 from server.generation_run import GenerationRun, usage
+from server.protocol.base import parse_body
 from server.protocol.chat import ChatCompletionRequest, NamedToolChoice, Tool
 from server.record import RequestRecord
 from server.sampling import (
@@ -37,7 +38,7 @@ from server.text.tool_choice import (
 )
 from spot.errors import InvalidRequest
 from spot.generation import Generation, StructuredOutput
-from spot.parsed import OutputParser, ParsedDelta, ToolCallDelta
+from spot.parsed import ChainedParser, OutputParser, ParsedDelta, ToolCallDelta
 
 
 @dataclass(slots=True)
@@ -184,6 +185,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         name = record.model = model.check_name(body.model)
         self._check_combinations(body)
         tools = plan_tools(body, self.gateway)
+        body, raw = self._adjusted(body, raw, tools)
         constraint = structured_output(body)
         if tools.mode in ("named", "required"):
             if constraint is not None:
@@ -216,17 +218,22 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         )
         n = body.n or 1
         key = secrets.token_hex(12)
-        generations = []
-        for index in range(n):
-            generations.append(
-                Generation(
-                    id=f"{key}-{index}",
-                    prompt_token_ids=prompt_ids,
-                    sampling=for_choice(sampling, index),
-                    priority=body.priority or 0,
-                    cache_salt=self.gateway.cache_salt(record.tenant, body.cache_salt),
-                )
+        parsers = model.chat.parsers
+        reasoning_ended = (
+            parsers.reasoning_ended(raw, prompt_ids) if parsers and constraint else None
+        )
+        salt = self.gateway.cache_salt(record.tenant, body.cache_salt)
+        generations = [
+            Generation(
+                id=f"{key}-{index}",
+                prompt_token_ids=prompt_ids,
+                sampling=for_choice(sampling, index),
+                priority=body.priority or 0,
+                cache_salt=salt,
+                reasoning_ended=reasoning_ended,
             )
+            for index in range(n)
+        ]
         assemblers = [self._assembler(body, raw, tools, prompt_ids) for _ in range(n)]
         formatter = None
         if body.logprobs or body.prompt_logprobs is not None:
@@ -255,6 +262,24 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             fingerprint=self.gateway.fingerprint,
             emit_reasoning_content=model.chat.emit_reasoning_content,
         )
+
+    def _adjusted(
+        self, body: ChatCompletionRequest, raw: dict[str, Any], tools: ToolPlan
+    ) -> tuple[ChatCompletionRequest, dict[str, Any]]:
+        """The request as the model's parsers want it.
+
+        Tool calls that are required or named are ours to parse: the parsers do not see the tools.
+        """
+        parsers = self.gateway.model.chat.parsers
+        if parsers is None:
+            return body, raw
+        seen = raw
+        if tools.mode in ("named", "required"):
+            seen = {**raw, "tools": None, "tool_choice": None}
+        changes = parsers.adjust(seen)
+        if changes:
+            body = parse_body(ChatCompletionRequest, {**raw, **changes})
+        return body, seen
 
     def _check_combinations(self, body: ChatCompletionRequest) -> None:
         check_stream_options(body)
@@ -323,18 +348,16 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             parser = NamedToolParser(tools.named.function.name)
         elif tools.mode == "required":
             parser = RequiredToolParser(at_most_one=tools.at_most_one)
-        elif model.chat.new_parser is not None:
-            parser = model.chat.new_parser(raw, prompt_ids)
+        if model.chat.parsers is not None:
+            found = model.chat.parsers.new(raw, prompt_ids)
+            parser = found if parser is None else ChainedParser(found, parser)
             if tools.at_most_one:
                 parser = _SingleCall(parser)
-        skip_special = True if body.skip_special_tokens is None else body.skip_special_tokens
-        if tools.mode == "auto" and parser is not None:
-            skip_special = False
         return ChoiceAssembler(
             Detokenizer(
                 model.tokenizer,
                 prompt_ids,
-                skip_special_tokens=skip_special,
+                skip_special_tokens=body.skip_special_tokens is not False,
                 spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
             ),
             stops=body.stop_strings,

@@ -92,10 +92,10 @@ def _dotted_path(location: Sequence[int | str], body: object, *, missing: bool) 
     here: Any = body
     for position, part in enumerate(location):
         last = position == len(location) - 1
-        if (isinstance(here, dict) and isinstance(part, str) and part in here) or (
-            isinstance(here, list) and isinstance(part, int) and part < len(here)
-        ):
-            here = here[part]
+        known = isinstance(here, dict) and isinstance(part, str) and part in here
+        if known or (isinstance(here, list) and isinstance(part, int) and part < len(here)):
+            step: Any = part
+            here = here[step]
         elif not (missing and last and isinstance(here, dict)):
             continue
         parts.append(str(part)[:64])
