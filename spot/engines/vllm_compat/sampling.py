@@ -12,13 +12,18 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from spot import generation as ours
 
 _MAX_MESSAGE_CHARS = 900
+_SOURCE_POSITION = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _PATH = re.compile(r"(?<![\w/])/(?:[\w.+-]+/)+[\w.+-]*")
+_ABOUT_CONSTRAINT = re.compile(
+    r"\b(?:grammar|regex|json schema|structured|choice)\b", re.IGNORECASE
+)
 _PARAMETER_SUFFIX = re.compile(r" \((?:parameter=\w+(?:, )?)?(?:value=.*)?\)$", re.DOTALL)
 _INT64 = range(-(2**63), 2**63)
 
 # A constraint is compiled by recursive C++ code in the engine: past these sizes it can exhaust the
 # stack or hold the only compiler thread for minutes.
-_MAX_CONSTRAINT_CHARS = 256 * 1024
+_MAX_SCHEMA_CHARS = 256 * 1024
+_MAX_PATTERN_CHARS = 32 * 1024
 _MAX_CONSTRAINT_DEPTH = 200
 
 
@@ -87,9 +92,10 @@ def _structured(constraint: ours.StructuredOutput | None) -> StructuredOutputsPa
         if not schema:
             raise Unservable("the JSON schema `false` allows no output", "structured")
         schema = {}
-    for text in (constraint.regex, constraint.grammar, constraint.structural_tag, schema):
-        if isinstance(text, str):
-            _check_size(text)
+    for pattern in (constraint.regex, constraint.grammar):
+        _check_size(pattern, _MAX_PATTERN_CHARS)
+    for text in (constraint.structural_tag, schema):
+        _check_size(text, _MAX_SCHEMA_CHARS)
     return StructuredOutputsParams(
         json=schema,
         json_object=True if constraint.json_object else None,
@@ -102,12 +108,13 @@ def _structured(constraint: ours.StructuredOutput | None) -> StructuredOutputsPa
     )
 
 
-def _check_size(text: str) -> None:
+def _check_size(text: object, max_chars: int) -> None:
     """Raises Unservable for a constraint that is too long or nested too deeply to compile."""
-    if len(text) > _MAX_CONSTRAINT_CHARS:
+    if not isinstance(text, str):
+        return
+    if len(text) > max_chars:
         raise Unservable(
-            f"the output constraint has {len(text)} characters, at most "
-            f"{_MAX_CONSTRAINT_CHARS} are allowed",
+            f"the output constraint has {len(text)} characters, at most {max_chars} are allowed",
             "structured",
         )
     depth = 0
@@ -126,7 +133,10 @@ def _check_size(text: str) -> None:
 def explain(error: BaseException) -> tuple[str, str | None]:
     """A message for the sender (under 1000 characters, no file paths) and the parameter's name."""
     param = getattr(error, "param", None) or getattr(error, "parameter", None)
-    message = _PARAMETER_SUFFIX.sub("", str(error)) if param else str(error)
+    if param is None and _ABOUT_CONSTRAINT.search(str(error)):
+        param = "structured"
+    message = _PARAMETER_SUFFIX.sub("", str(error))
+    message = _SOURCE_POSITION.sub("", message)
     message = _PATH.sub("<path>", message).strip() or type(error).__name__
     if len(message) > _MAX_MESSAGE_CHARS:
         message = message[:_MAX_MESSAGE_CHARS] + " …"

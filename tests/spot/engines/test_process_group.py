@@ -1,0 +1,74 @@
+"""Ending whole sessions, and what they leave in shared memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spot.engines.process_group import kill_session, session_members, shared_memory_of
+
+_MAPS_A_FILE = """
+import mmap, sys, time
+with open(sys.argv[1], "r+b") as file:
+    held = mmap.mmap(file.fileno(), 4096)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def shared_file() -> Iterator[Path]:
+    path = Path(f"/dev/shm/psm_test{os.getpid()}")
+    path.write_bytes(bytes(4096))
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def start_mapper(path: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAPS_A_FILE, str(path)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def end(*processes: subprocess.Popen[bytes]) -> None:
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_every_member_of_the_session_is_killed() -> None:
+    shell = subprocess.Popen(
+        ["bash", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert shell.stdout is not None
+    child = int(shell.stdout.readline())
+    assert {shell.pid, child} <= set(session_members(shell.pid))
+    kill_session(shell.pid)
+    assert shell.wait(5) == -9
+    end(shell)
+    assert shell.pid not in session_members(shell.pid)
+
+
+def test_what_only_the_dead_used_is_removed(shared_file: Path) -> None:
+    process = start_mapper(shared_file)
+    assert shared_memory_of([process.pid]) == {str(shared_file)}
+    kill_session(process.pid)
+    end(process)
+    assert not shared_file.exists()
+
+
+def test_what_the_living_use_stays(shared_file: Path) -> None:
+    dead, living = start_mapper(shared_file), start_mapper(shared_file)
+    kill_session(dead.pid)
+    assert shared_file.exists()
+    end(dead, living)
