@@ -22,6 +22,7 @@ from server.errors import MethodNotAllowed, RouteNotFound
 from server.gateway import Gateway
 from server.logs import RequestLog
 from server.middleware import ApiKeys, ErrorBoundary, RequestContext
+from server.openapi import openapi_of
 from server.tracing import RequestTracer
 
 OPEN_PATHS = ("/health", "/version", "/ready")
@@ -66,6 +67,9 @@ def build_app(
     app.router.routes.extend(further_routes)
     app.add_exception_handler(HTTPException, _raise_as_ours)
     open_paths = [*OPEN_PATHS, *(["/metrics"] if options.open_metrics else [])]
+    app.openapi = openapi_of(  # type: ignore[method-assign]
+        app, keyed=bool(options.api_keys), open_paths=open_paths
+    )
     # Added last is outermost.
     app.add_middleware(ApiKeys, keys=options.api_keys, open_paths=open_paths)
     app.add_middleware(ErrorBoundary)

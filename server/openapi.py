@@ -1,0 +1,333 @@
+"""The OpenAPI 3.1 document, made from a table of operations and the models of their bodies.
+
+The routes are plain ASGI endpoints, of which the framework knows only the paths; so the table says
+what each takes and answers. An operation is in the document when its route is in the application.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from starlette.routing import BaseRoute, Route
+
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
+from server.protocol.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    DetokenizeResponse,
+    ErrorResponse,
+    LoadResponse,
+    ModelCard,
+    ModelCards,
+    ReadyResponse,
+    TokenizeResponse,
+    VersionResponse,
+)
+from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+
+JsonObject = dict[str, Any]
+Models = Mapping[Any, JsonObject]
+
+OPENAI, TOKENS, OPERATIONS = "OpenAI", "Tokens", "Operations"
+JSON, SSE = "application/json", "text/event-stream"
+METRICS_TEXT = "text/plain; version=0.0.4"
+
+_ANY = (405, 500)
+_BODY = (400, 404, 408, 413, 415, 429, 503, *_ANY)
+
+_ERRORS = {
+    400: "The request cannot be served as it stands; `param` names the field.",
+    401: "No key, or one that is not known.",
+    404: "The model does not exist.",
+    405: "The path exists, for other methods.",
+    408: "The body did not arrive in time.",
+    413: "The body is over the limit. The connection is closed.",
+    415: "The content type is not JSON.",
+    429: "Too much work is queued; try again later.",
+    500: "The server had an error.",
+    503: "No work is taken now: the engine is starting or gone, or the server is shutting down.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path.
+
+    answer: the body of success: a model, a media type for text, or None for an empty body.
+    event: what the events of a streamed answer hold, where the request can ask for a stream.
+    errors: statuses besides success that can occur; 401 is added where keys are asked for.
+    """
+
+    method: str
+    path: str
+    id: str
+    tag: str
+    summary: str
+    answer: type[BaseModel] | str | None
+    request: type[BaseModel] | None = None
+    event: type[BaseModel] | None = None
+    example: JsonObject | None = None
+    errors: tuple[int, ...] = _ANY
+
+
+TABLE = (
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        "createChatCompletion",
+        OPENAI,
+        "Answer a conversation",
+        answer=ChatCompletion,
+        request=ChatCompletionRequest,
+        event=ChatCompletionChunk,
+        example={"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32},
+        errors=_BODY,
+    ),
+    Operation(
+        "POST",
+        "/v1/completions",
+        "createCompletion",
+        OPENAI,
+        "Continue a text",
+        answer=Completion,
+        request=CompletionRequest,
+        event=CompletionChunk,
+        example={"prompt": "Once upon a time", "max_tokens": 32},
+        errors=_BODY,
+    ),
+    Operation(
+        "GET", "/v1/models", "listModels", OPENAI, "The models that are served", answer=ModelCards
+    ),
+    Operation(
+        "GET",
+        "/v1/models/{model_id}",
+        "retrieveModel",
+        OPENAI,
+        "One of the models; its name may hold slashes",
+        answer=ModelCard,
+        errors=(404, *_ANY),
+    ),
+    Operation(
+        "POST",
+        "/tokenize",
+        "tokenize",
+        TOKENS,
+        "A text or a conversation to token ids",
+        answer=TokenizeResponse,
+        request=TokenizeRequest,
+        example={"prompt": "Hello!"},
+        errors=_BODY,
+    ),
+    Operation(
+        "POST",
+        "/detokenize",
+        "detokenize",
+        TOKENS,
+        "Token ids to text",
+        answer=DetokenizeResponse,
+        request=DetokenizeRequest,
+        example={"tokens": [1, 2, 3]},
+        errors=_BODY,
+    ),
+    Operation(
+        "GET",
+        "/health",
+        "health",
+        OPERATIONS,
+        "Whether the engine is alive",
+        answer=None,
+        errors=(503, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/ready",
+        "ready",
+        OPERATIONS,
+        "Whether requests would be served now",
+        answer=ReadyResponse,
+        errors=(503, *_ANY),
+    ),
+    Operation("GET", "/load", "load", OPERATIONS, "Requests being answered", answer=LoadResponse),
+    Operation("GET", "/version", "version", OPERATIONS, "The version", answer=VersionResponse),
+    Operation("GET", "/metrics", "metrics", OPERATIONS, "Prometheus metrics", answer=METRICS_TEXT),
+)
+
+
+def openapi_of(
+    app: FastAPI, *, keyed: bool, open_paths: Collection[str]
+) -> Callable[[], JsonObject]:
+    """What makes the document of an application, once, when it is first asked for.
+
+    keyed: whether requests need a key, other than those for `open_paths`.
+    """
+
+    @cache
+    def openapi() -> JsonObject:
+        operations = [item for item in TABLE if (item.method, item.path) in _routed(app.routes)]
+        document = describe(operations, open_paths=open_paths if keyed else None)
+        info = {"title": app.title, "summary": app.summary, "version": app.version}
+        return {"openapi": "3.1.0", "info": info, **document}
+
+    return openapi
+
+
+def _routed(routes: Iterable[BaseRoute]) -> set[tuple[str, str]]:
+    return {
+        (method, template(route.path))
+        for route in routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+    }
+
+
+def template(path: str) -> str:
+    """A route's path as OpenAPI writes it: `{id:path}` is `{id}`."""
+    return re.sub(r":\w+}", "}", path)
+
+
+def describe(operations: Iterable[Operation], *, open_paths: Collection[str] | None) -> JsonObject:
+    """Paths and components. open_paths: those that need no key, or None when none does."""
+    operations = list(operations)
+    models, definitions = models_json_schema(
+        _models(operations), ref_template="#/components/schemas/{model}"
+    )
+    paths: JsonObject = {}
+    for operation in operations:
+        guarded = open_paths is not None and operation.path not in open_paths
+        methods = paths.setdefault(operation.path, {})
+        methods[operation.method.lower()] = _operation(operation, models, guarded=guarded)
+    statuses = {status for operation in operations for status in operation.errors}
+    return {
+        "paths": paths,
+        "components": {
+            "schemas": definitions["$defs"],
+            "responses": {_error_name(s): _error(s, models) for s in sorted(statuses | {401})},
+            "headers": _HEADERS,
+            "securitySchemes": _SECURITY,
+        },
+    }
+
+
+def _models(operations: Iterable[Operation]) -> list[tuple[type[BaseModel], JsonSchemaMode]]:
+    found: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {
+        (ErrorResponse, "serialization"): None
+    }
+    for operation in operations:
+        if operation.request is not None:
+            found[operation.request, "validation"] = None
+        for answer in (operation.answer, operation.event):
+            if isinstance(answer, type):
+                found[answer, "serialization"] = None
+    return list(found)
+
+
+def _operation(operation: Operation, models: Models, *, guarded: bool) -> JsonObject:
+    result: JsonObject = {
+        "operationId": operation.id,
+        "tags": [operation.tag],
+        "summary": operation.summary,
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", operation.path)
+    ]
+    if parameters:
+        result["parameters"] = parameters
+    if operation.request is not None:
+        content: JsonObject = {"schema": models[operation.request, "validation"]}
+        if operation.example is not None:
+            content["example"] = operation.example
+        result["requestBody"] = {"required": True, "content": {JSON: content}}
+    errors = sorted({*operation.errors, 401} if guarded else operation.errors)
+    result["responses"] = {
+        "200": _success(operation, models),
+        **{str(status): _ref("responses", _error_name(status)) for status in errors},
+    }
+    if guarded:
+        result["security"] = [{name: []} for name in _SECURITY]
+    return result
+
+
+def _success(operation: Operation, models: Models) -> JsonObject:
+    content: JsonObject = {}
+    if isinstance(operation.answer, str):
+        content[operation.answer] = {"schema": {"type": "string"}}
+    elif operation.answer is not None:
+        content[JSON] = {"schema": models[operation.answer, "serialization"]}
+    if operation.event is not None:
+        content[SSE] = {"schema": _events(models[operation.event, "serialization"], models)}
+    result: JsonObject = {"description": "Success", "headers": _header_refs()}
+    if content:
+        result["content"] = content
+    return result
+
+
+def _events(event: JsonObject, models: Models) -> JsonObject:
+    """The text of an event stream; the schema of what its `data:` lines hold is for readers."""
+    return {
+        "type": "string",
+        "description": (
+            "Sent for `stream: true`: events `data: {…}`, each with one of the objects of "
+            "`contentSchema`, and at the end `data: [DONE]`. After a failure the last object is "
+            "an error. Lines that begin with a colon are comments that keep the connection alive."
+        ),
+        "contentMediaType": JSON,
+        "contentSchema": {"anyOf": [event, models[ErrorResponse, "serialization"]]},
+    }
+
+
+def _error(status: int, models: Models) -> JsonObject:
+    return {
+        "description": _ERRORS[status],
+        "headers": _header_refs(*_ERROR_HEADERS.get(status, ())),
+        "content": {JSON: {"schema": models[ErrorResponse, "serialization"]}},
+    }
+
+
+def _error_name(status: int) -> str:
+    return f"Error{status}"
+
+
+_HEADERS: JsonObject = {
+    name: {"description": text, "required": True, "schema": {"type": kind}}
+    for name, kind, text in (
+        (
+            "x-request-id",
+            "string",
+            "The caller's id if it is printable and short, else one of ours.",
+        ),
+        ("openai-processing-ms", "integer", "Time until the answer began, in milliseconds."),
+        ("retry-after", "integer", "Seconds after which another try makes sense."),
+        ("allow", "string", "The methods that the path has."),
+        ("www-authenticate", "string", "How to authenticate."),
+    )
+}
+_ERROR_HEADERS = {
+    401: ("www-authenticate",),
+    405: ("allow",),
+    429: ("retry-after",),
+    503: ("retry-after",),
+}
+_SECURITY: JsonObject = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of this server."},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "api-key"},
+}
+
+
+def _header_refs(*further: str) -> JsonObject:
+    names = ("x-request-id", "openai-processing-ms", *further)
+    return {name: _ref("headers", name) for name in names}
+
+
+def _ref(kind: str, name: str) -> JsonObject:
+    return {"$ref": f"#/components/{kind}/{name}"}
