@@ -2,12 +2,16 @@
 
 The gateway sends ToHost messages, the host answers with ToGateway messages. All deltas of one
 engine step travel in one `Step`. Generations are named by a small integer handle on the wire.
+
+A pooling host (`spot.engines.pooling_host`) speaks the same language, with messages of its own for
+its work: Embed, ScorePairs; PoolingReady, Pooled, TooLong.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
@@ -89,8 +93,69 @@ class Dead(msgspec.Struct, tag="D", array_like=True):
     fatal: bool = False
 
 
-ToHost = Submit | Abort | Ping | Stop
-ToGateway = Progress | Ready | Step | Refused | Failed | Pong | Dead
+class Embed(msgspec.Struct, tag="e", array_like=True):
+    """Texts or token ids to vectors. truncate_to: cut each input to so many tokens."""
+
+    handle: int
+    inputs: list[str | list[int]]
+    truncate_to: int | None = None
+
+
+class ScorePairs(msgspec.Struct, tag="c", array_like=True):
+    """Pairs of texts to one score each. truncate_to: cut each pair to so many tokens."""
+
+    handle: int
+    pairs: list[tuple[str, str]]
+    truncate_to: int | None = None
+
+
+class PoolingCard(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a pooling model says of itself once it is loaded.
+
+    task: embed (a vector per text) or score (a number per pair of texts).
+    dimension: of its vectors; 1 for scores.
+    max_model_len: of one input, or of one pair, in tokens.
+    matryoshka: whether vectors may be cut short; matryoshka_dimensions, if any, says to what.
+    """
+
+    task: Literal["embed", "score"]
+    dimension: int
+    max_model_len: int
+    vocab_size: int
+    device: str = "cpu"
+    dtype: str = "float32"
+    matryoshka: bool = False
+    matryoshka_dimensions: list[int] = []
+
+
+class PoolingReady(msgspec.Struct, tag="r", array_like=True):
+    card: PoolingCard
+    pids: list[int]
+
+
+class Pooled(msgspec.Struct, tag="v", array_like=True):
+    """The answer to one Embed or ScorePairs.
+
+    values: float32, little-endian, one row of the card's dimension for each input.
+    """
+
+    handle: int
+    values: bytes
+    num_tokens: list[int]
+
+
+class TooLong(msgspec.Struct, tag="l", array_like=True):
+    """Input number `index` is longer than the model's context: nothing of the request is done."""
+
+    handle: int
+    index: int
+    num_tokens: int
+
+
+ToHost = Submit | Abort | Ping | Stop | Embed | ScorePairs
+ToGateway = (
+    Progress | Ready | Step | Refused | Failed | Pong | Dead | PoolingReady | Pooled | TooLong
+)
 
 _encoder = msgspec.msgpack.Encoder()
 to_host_decoder: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)

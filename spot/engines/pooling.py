@@ -1,0 +1,475 @@
+"""A pooling model in a process of its own: texts to vectors, pairs of texts to scores.
+
+The gateway's end of `spot.engines.pooling_host`. Concurrent calls are batched there; a call that is
+cancelled leaves the queue. What was running when the host died is done again by the next one, once:
+the answer depends on nothing but the input.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import anyio
+import numpy as np
+from anyio.abc import TaskGroup
+from numpy.typing import NDArray
+
+from spot.engines.base import EngineState, EngineStats, EngineStatus
+from spot.engines.codec import (
+    Dead,
+    Embed,
+    Failed,
+    Pooled,
+    PoolingCard,
+    PoolingReady,
+    Progress,
+    Refused,
+    ScorePairs,
+    Step,
+    Stop,
+    ToGateway,
+    TooLong,
+)
+from spot.engines.host_process import HostConfig, HostDied, HostProcess
+from spot.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    NotSupported,
+    Overloaded,
+    ShuntyardError,
+)
+
+__all__ = [
+    "EmbedResult",
+    "InputTooLong",
+    "PoolingCard",
+    "PoolingConfig",
+    "PoolingEngine",
+    "ScoreResult",
+]
+
+logger = logging.getLogger(__name__)
+
+Vectors = NDArray[np.float32]
+_MAX_LIVES = 2
+
+
+class InputTooLong(ContextLengthExceeded):
+    """Input number `index` of the call does not fit the model's context."""
+
+    def __init__(self, *, index: int, num_tokens: int, max_model_len: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens, but input {index} has "
+            f"{num_tokens}. Shorten it, or have it cut with truncate_prompt_tokens.",
+            param=None,
+        )
+        self.index = index
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingConfig:
+    """Which model, and how its host runs it.
+
+    model: a folder, or a name on the hub. task: embed, or score for a cross-encoder.
+    device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1". dtype: "auto", "float32", ...
+    max_model_len: tokens of one input; by default what the model says of itself.
+    max_batch, max_batch_tokens: of one forward pass; by default what suits the device.
+    max_queue: inputs that may wait; more are refused as Overloaded.
+    env: added to the host's environment, for instance OMP_NUM_THREADS.
+    """
+
+    model: str
+    task: Literal["embed", "score"] = "embed"
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_batch: int | None = None
+    max_batch_tokens: int | None = None
+    trust_remote_code: bool = False
+    max_queue: int = 20_000
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 300.0
+    step_timeout_s: float = 120.0
+    min_backoff_s: float = 0.5
+    max_backoff_s: float = 30.0
+    healthy_after_s: float = 60.0
+    max_start_attempts: int = 3
+
+    def host(self) -> HostConfig:
+        names = ("model", "task", "device", "dtype", "max_model_len", "trust_remote_code")
+        batch = {"max_batch": self.max_batch, "max_batch_tokens": self.max_batch_tokens}
+        return HostConfig(
+            engine_args={name: getattr(self, name) for name in names} | batch,
+            env=self.env,
+            command=(sys.executable, "-m", "spot.engines.pooling_host"),
+            start_timeout_s=self.start_timeout_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """One float32 row and one token count for each input."""
+
+    vectors: Vectors
+    num_tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """One score for each pair, the higher the better. num_tokens: that the model worked on."""
+
+    scores: list[float]
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class _Call:
+    message: Embed | ScorePairs
+    num_inputs: int
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    answer: Pooled | None = None
+    error: ShuntyardError | None = None
+    num_lives: int = 1
+
+
+def _log_line(line: str) -> None:
+    logger.info("%s", line)
+
+
+class PoolingEngine:
+    """One pooling host and its restarts. An async context manager; leaving it stops the host.
+
+    Entering does not wait until the model is loaded: `status` says what it is doing.
+    host: how to start the host, where it is not the one of `config`.
+    """
+
+    def __init__(
+        self,
+        config: PoolingConfig,
+        *,
+        host: HostConfig | None = None,
+        on_line: Callable[[str], None] = _log_line,
+    ) -> None:
+        self._config = config
+        self._host_config = host or config.host()
+        self._on_line = on_line
+        self._status = EngineStatus("starting")
+        self._card: PoolingCard | None = None
+        self._stats = EngineStats()
+        self._calls: dict[int, _Call] = {}
+        self._num_queued = 0
+        self._next_handle = 1
+        self._host: HostProcess | None = None
+        self._ready_at_s: float | None = None
+        self._heard_at_s = 0.0
+        self._stopping = False
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._status
+
+    @property
+    def card(self) -> PoolingCard | None:
+        """None until the model was loaded for the first time."""
+        return self._card
+
+    @property
+    def stats(self) -> EngineStats:
+        """Requests in the host, and inputs that wait there."""
+        return self._stats
+
+    async def embed(
+        self,
+        inputs: Sequence[str] | Sequence[list[int]],
+        *,
+        dimensions: int | None = None,
+        truncate_to: int | None = None,
+    ) -> EmbedResult:
+        """Vectors for texts, or for token ids taken as they are.
+
+        dimensions: cut vectors to so many, normalized again; only where the model was made for it.
+        truncate_to: cut inputs to so many tokens; -1 for the model's context.
+        Raises InputTooLong, InvalidRequest, NotSupported, EngineUnavailable, EngineFailed,
+        Overloaded.
+        """
+        card = self._ready_card()
+        if card.task != "embed":
+            raise NotSupported("this model scores pairs of texts; it gives no embeddings")
+        check_dimensions(card, dimensions)
+        _check_ids(card, inputs)
+        cut = _truncation(card, truncate_to)
+        answer = await self._ask(
+            lambda handle: Embed(handle, list(inputs), cut), num_inputs=len(inputs)
+        )
+        vectors = np.frombuffer(answer.values, "<f4").reshape(len(inputs), card.dimension)
+        if dimensions is not None and dimensions < card.dimension:
+            vectors = _normalized(vectors[:, :dimensions])
+        return EmbedResult(vectors, answer.num_tokens)
+
+    async def score(
+        self, pairs: Sequence[tuple[str, str]], *, truncate_to: int | None = None
+    ) -> ScoreResult:
+        """How well the texts of each pair go together: a cross-encoder's score or, from an
+        embedding model, the cosine of the two vectors. Raises as `embed` does."""
+        card = self._ready_card()
+        if card.task == "embed":
+            return await self._cosines(pairs, truncate_to)
+        cut = _truncation(card, truncate_to)
+        answer = await self._ask(
+            lambda handle: ScorePairs(handle, list(pairs), cut), num_inputs=len(pairs)
+        )
+        scores = np.frombuffer(answer.values, "<f4").astype(float).tolist()
+        return ScoreResult(scores, sum(answer.num_tokens))
+
+    async def wait_ready(self) -> PoolingCard:
+        """Wait until the model is loaded. Raises EngineFailed if it cannot be."""
+        await self._decided.wait()
+        if self._card is None:
+            raise EngineFailed(self._status.detail)
+        return self._card
+
+    async def __aenter__(self) -> PoolingEngine:
+        self._decided = anyio.Event()
+        self._tasks: TaskGroup = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._supervise)
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        is_up = self._status.state == "ready"
+        self._stopping = True
+        self._set_state("stopped", "stopped")
+        with anyio.CancelScope(shield=True):
+            if is_up and self._host is not None:
+                self._host.outbox.put(Stop())
+                with anyio.move_on_after(self._host_config.stop_timeout_s):
+                    await self._host.gone.wait()
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+        self._end_all(EngineUnavailable("the model was stopped"))
+        self._decided.set()
+
+    async def _cosines(
+        self, pairs: Sequence[tuple[str, str]], truncate_to: int | None
+    ) -> ScoreResult:
+        """Each distinct text is embedded once."""
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        places = {text: place for place, text in enumerate(texts)}
+        try:
+            result = await self.embed(texts, truncate_to=truncate_to)
+        except InputTooLong as error:
+            text = texts[error.index]
+            error.index = next(i for i, pair in enumerate(pairs) if text in pair)
+            raise
+        vectors = _normalized(result.vectors.astype(np.float64))
+        left = vectors[[places[pair[0]] for pair in pairs]]
+        right = vectors[[places[pair[1]] for pair in pairs]]
+        return ScoreResult(np.sum(left * right, axis=1).tolist(), sum(result.num_tokens))
+
+    def _ready_card(self) -> PoolingCard:
+        if self._status.state != "ready" or self._card is None:
+            raise EngineUnavailable(f"the model is {self._status.state}: {self._status.detail}")
+        return self._card
+
+    async def _ask(
+        self, message: Callable[[int], Embed | ScorePairs], *, num_inputs: int
+    ) -> Pooled:
+        """Send one call to the host and wait for its answer; cancelling takes it back."""
+        host = self._host
+        assert host is not None
+        handle = self._next_handle
+        if num_inputs == 0:
+            return Pooled(handle, b"", [])
+        if self._num_queued and self._num_queued + num_inputs > self._config.max_queue:
+            raise Overloaded(f"The queue is full ({self._num_queued} inputs wait for the model).")
+        self._next_handle += 1
+        call = _Call(message(handle), num_inputs)
+        try:
+            host.outbox.put(call.message)
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequest(f"the request cannot be sent to the model: {error}") from error
+        if not self._calls:
+            self._heard_at_s = anyio.current_time()
+        self._calls[handle] = call
+        self._num_queued += num_inputs
+        try:
+            await call.ended.wait()
+        finally:
+            if self._forget(handle) and self._host is not None:
+                self._host.outbox.put_abort(handle)
+        if call.error is not None:
+            raise call.error
+        assert call.answer is not None
+        return call.answer
+
+    def _forget(self, handle: int) -> _Call | None:
+        call = self._calls.pop(handle, None)
+        if call is not None:
+            self._num_queued -= call.num_inputs
+        return call
+
+    def _end(self, handle: int, *, answer: Pooled | None = None, error: Any = None) -> None:
+        self._heard_at_s = anyio.current_time()
+        call = self._forget(handle)
+        if call is not None:
+            call.answer, call.error = answer, error
+            call.ended.set()
+
+    def _end_all(self, error: ShuntyardError) -> None:
+        for handle in list(self._calls):
+            self._end(handle, error=error)
+
+    async def _supervise(self) -> None:
+        """Run one host after another, until stopped or until another start is no use."""
+        backoff_s = self._config.min_backoff_s
+        num_failed_starts = 0
+        while True:
+            death = await self._run_host()
+            if self._stopping:
+                return
+            was_ready = self._ready_at_s is not None
+            num_failed_starts = 0 if was_ready else num_failed_starts + 1
+            if self._was_healthy():
+                backoff_s = self._config.min_backoff_s
+            self._take_for_dead(death, was_ready=was_ready)
+            is_hopeless = death.fatal or num_failed_starts >= self._config.max_start_attempts
+            if self._card is None and is_hopeless:
+                self._decided.set()
+                return
+            logger.warning("pooling host died: %s; next in %.1f s", death.message, backoff_s)
+            await anyio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
+            self._status.num_restarts += 1
+
+    async def _run_host(self) -> HostDied:
+        self._set_state("starting", "starting the pooling host")
+        self._ready_at_s = None
+        self._host = HostProcess(
+            self._host_config, on_message=self._on_message, on_line=self._on_line
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_steps, self._host)
+            death = await self._host.run()
+            tasks.cancel_scope.cancel()
+        return death
+
+    async def _watch_steps(self, host: HostProcess) -> None:
+        """End a host that holds calls but gets nothing done."""
+        timeout_s = self._config.step_timeout_s
+        while True:
+            await anyio.sleep(timeout_s / 4)
+            idle_s = anyio.current_time() - self._heard_at_s
+            if self._status.state == "ready" and self._calls and idle_s > timeout_s:
+                host.kill(f"the model did nothing for {idle_s:.0f} s")
+
+    def _was_healthy(self) -> bool:
+        if self._ready_at_s is None:
+            return False
+        return anyio.current_time() - self._ready_at_s >= self._config.healthy_after_s
+
+    def _take_for_dead(self, death: HostDied, *, was_ready: bool) -> None:
+        """Calls outlive one death; a start that failed as well ends them."""
+        self._set_state("dead", death.message)
+        self._status.pids = []
+        self._stats = EngineStats()
+        for handle, call in list(self._calls.items()):
+            call.num_lives += 1
+            if call.num_lives > _MAX_LIVES or not was_ready:
+                self._end(handle, error=EngineFailed("the model's process ended"))
+
+    def _set_state(self, state: EngineState, detail: str) -> None:
+        self._status.state, self._status.detail = state, detail
+
+    def _on_message(self, message: ToGateway) -> None:
+        match message:
+            case Step():
+                self._heard_at_s = anyio.current_time()
+                self._stats = message.stats or self._stats
+            case Pooled():
+                self._end(message.handle, answer=message)
+            case TooLong():
+                self._end(message.handle, error=self._too_long(message))
+            case Refused():
+                refusal = InvalidRequest(message.message, param=message.param)
+                self._end(message.handle, error=refusal)
+            case Failed():
+                self._end(message.handle, error=EngineFailed(message.message))
+            case Progress():
+                self._status.detail = message.detail
+            case PoolingReady():
+                self._on_ready(message)
+            case Dead():
+                raise HostDied(message.message, fatal=message.fatal)
+
+    def _on_ready(self, ready: PoolingReady) -> None:
+        host = self._host
+        assert host is not None
+        host.mark_ready()
+        self._card = ready.card
+        self._ready_at_s = self._heard_at_s = anyio.current_time()
+        self._status.pids = sorted({*ready.pids, *host.pids})
+        if not self._stopping:
+            self._set_state("ready", "")
+        for call in self._calls.values():
+            host.outbox.put(call.message)
+        self._decided.set()
+
+    def _too_long(self, fault: TooLong) -> InputTooLong:
+        assert self._card is not None
+        return InputTooLong(
+            index=fault.index,
+            num_tokens=fault.num_tokens,
+            max_model_len=self._card.max_model_len,
+        )
+
+
+def check_dimensions(card: PoolingCard, dimensions: int | None) -> None:
+    """Raise unless the model's vectors may have so many dimensions."""
+    if dimensions is None or dimensions == card.dimension:
+        return
+    if not card.matryoshka:
+        raise InvalidRequest(
+            f"This model's embeddings have {card.dimension} dimensions and cannot be shortened: it "
+            "was not trained for that (matryoshka).",
+            param="dimensions",
+            code="unsupported_value",
+        )
+    allowed = card.matryoshka_dimensions
+    if dimensions > card.dimension or dimensions < 1 or (allowed and dimensions not in allowed):
+        choices = ", ".join(map(str, allowed)) if allowed else f"1 to {card.dimension}"
+        raise InvalidRequest(f"dimensions must be one of {choices}.", param="dimensions")
+
+
+def _check_ids(card: PoolingCard, inputs: Sequence[str] | Sequence[list[int]]) -> None:
+    for item in inputs:
+        if isinstance(item, str):
+            return
+        bad = [token_id for token_id in item if not 0 <= token_id < card.vocab_size]
+        if bad:
+            raise InvalidRequest(f"Token ids must be below {card.vocab_size}; not {bad[:10]}.")
+
+
+def _truncation(card: PoolingCard, truncate_to: int | None) -> int | None:
+    """Raises InvalidRequest for a length that the model's context does not have."""
+    if truncate_to is None:
+        return None
+    if truncate_to == -1:
+        return card.max_model_len
+    if not 1 <= truncate_to <= card.max_model_len:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be -1, or 1 to {card.max_model_len}.",
+            param="truncate_prompt_tokens",
+        )
+    return truncate_to
+
+
+def _normalized(vectors: NDArray[Any]) -> NDArray[Any]:
+    """Rows of length one; a row of zeros stays."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12))
