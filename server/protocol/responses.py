@@ -271,3 +271,63 @@ class LoadResponse(ResponseBody):
 
 class VersionResponse(ResponseBody):
     version: str
+
+
+class PoolingUsage(ResponseBody):
+    """Tokens that a pooling model has read."""
+
+    prompt_tokens: int = Field(ge=0)
+    total_tokens: int = Field(ge=0)
+
+
+class Embedding(ResponseBody):
+    """One vector: numbers, or the base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int = Field(ge=0)
+    embedding: list[float] | str
+
+
+class EmbeddingList(ResponseBody):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: PoolingUsage
+
+
+class RankedDocument(ResponseBody):
+    text: str
+
+
+class RerankResult(ResponseBody):
+    """One document; `index` is its place in the request."""
+
+    index: int = Field(ge=0)
+    document: RankedDocument | None = None
+    relevance_score: float
+
+
+class RerankResponse(ResponseBody):
+    """Documents, the most relevant first."""
+
+    id: str
+    model: str
+    usage: PoolingUsage
+    results: list[RerankResult]
+
+
+class PairScore(ResponseBody):
+    index: int = Field(ge=0)
+    object: Literal["score"]
+    score: float
+
+
+class ScoreResponse(ResponseBody):
+    """One score for each pair, in the request's order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: PoolingUsage

@@ -1,0 +1,100 @@
+"""Bodies of the endpoints for embeddings, reranking and scores."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+
+from server.protocol.base import RequestBody
+from server.protocol.sampling import INT64_MAX, TokenId
+
+MAX_INPUTS = 2048
+MAX_DOCUMENTS = 10_000
+
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+InputIds = Annotated[list[TokenId], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+
+
+class PoolingBody(RequestBody):
+    """What all of them share. truncate_prompt_tokens: -1 cuts to the model's context."""
+
+    model: str | None = None
+    user: str | None = None
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=INT64_MAX)
+
+
+def _input_kind(value: Any) -> str:
+    """Which form of input is meant, by its first element, so that errors are about that form."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else None
+    if isinstance(first, list):
+        return "id_lists"
+    return "ids" if isinstance(first, int) and not isinstance(first, bool) else "texts"
+
+
+EmbeddingInput = Annotated[
+    Annotated[NonEmpty, Tag("text")]
+    | Annotated[InputIds, Tag("ids")]
+    | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS), Tag("texts")]
+    | Annotated[list[InputIds], Field(min_length=1, max_length=MAX_INPUTS), Tag("id_lists")],
+    Discriminator(_input_kind),
+]
+
+
+class EmbeddingRequest(PoolingBody):
+    """`POST /v1/embeddings`."""
+
+    input: EmbeddingInput
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(default=None, ge=1, le=INT64_MAX)
+
+    @property
+    def inputs(self) -> list[str] | list[list[int]]:
+        """One entry for each embedding."""
+        value = self.input
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value[0], int):
+            return [value]
+        return value
+
+
+class TextDocument(BaseModel):
+    """A document as an object; of its fields only the text counts."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    text: str
+
+
+class RerankRequest(PoolingBody):
+    """`POST /v1/rerank`, as Jina, Cohere and vLLM have it. top_n: 0 or null for all."""
+
+    query: str
+    documents: (
+        str | Annotated[list[str | TextDocument], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+    )
+    top_n: int | None = Field(default=None, ge=0, le=INT64_MAX)
+    return_documents: bool | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        documents = [self.documents] if isinstance(self.documents, str) else self.documents
+        return [item if isinstance(item, str) else item.text for item in documents]
+
+
+class ScoreRequest(PoolingBody):
+    """`POST /v1/score`: one pair, one text with many, or as many with as many.
+
+    The two sides go by vLLM's three pairs of names.
+    """
+
+    text_1: str | Texts | None = None
+    text_2: str | Texts | None = None
+    queries: str | Texts | None = None
+    documents: str | Texts | None = None
+    data_1: str | Texts | None = None
+    data_2: str | Texts | None = None
