@@ -50,6 +50,9 @@ class ParserFactory:
         self._tokenizer = tokenizer
         self._model_config = model_config
         self._is_hermes = is_hermes
+        self._tags: dict[int, str] = {}
+        if parser_cls is not None:
+            self._tags = {number: tag for tag, number in tokenizer.get_added_vocab().items()}
 
     def new(self, body: dict[str, Any], prompt_token_ids: list[int]) -> OutputParser:
         """A parser for one choice of a chat request.
@@ -58,7 +61,7 @@ class ParserFactory:
         """
         parser: OutputParser | None = None
         if self._parser_cls is not None:
-            parser = VllmParser(self._make, _request(body), prompt_token_ids)
+            parser = VllmParser(self._make, _request(body), prompt_token_ids, self._tags)
         if self._is_hermes and _wants_tools(body):
             return HermesParser() if parser is None else _Chain(parser, HermesParser())
         return parser or _PlainParser()
@@ -121,6 +124,7 @@ def load_parser_factory(
             tool_parser_name=vllm_tool_parser,
             reasoning_parser_name=reasoning_parser,
             enable_auto_tools=vllm_tool_parser is not None,
+            model_name=tokenizer.name_or_path or "this model",
             tokenizer=cached,
         )
     except TypeError as error:
@@ -145,14 +149,20 @@ def _check_names(tool_parser: str | None, reasoning_parser: str | None) -> None:
 class VllmParser:
     """One of vLLM's parsers over one output. A `spot.parsed.OutputParser`.
 
-    Streams what vLLM's streaming parser finds. At the end the whole output is parsed once more, and
-    what streaming missed of the tool calls is added: the result does not depend on the pieces.
+    Streams what vLLM's streaming parser finds. Many of them look for tags as single tokens, so a
+    piece is cut there first. At the end the whole output is parsed once more, and what streaming
+    missed of the tool calls is added. So the result does not depend on the pieces.
+
+    tags: the added tokens of the tokenizer, by their numbers.
     """
 
-    def __init__(self, make: Any, request: Any, prompt_token_ids: list[int]) -> None:
+    def __init__(
+        self, make: Any, request: Any, prompt_token_ids: list[int], tags: dict[int, str]
+    ) -> None:
         self._make = make
         self._request = request
         self._prompt_token_ids = prompt_token_ids
+        self._tags = tags
         self._parser = make(request)
         self._parser.set_prompt_token_ids(prompt_token_ids)
         self._text: list[str] = []
@@ -162,7 +172,10 @@ class VllmParser:
     def feed(self, text: str, token_ids: list[int], finished: bool) -> ParsedDelta:
         self._text.append(text)
         self._token_ids += token_ids
-        parsed = self._stream(text, token_ids, finished)
+        parts = cut_at_tags(text, token_ids, self._tags)
+        parsed = ParsedDelta()
+        for number, (part, part_ids) in enumerate(parts, 1):
+            _add(parsed, self._stream(part, part_ids, finished and number == len(parts)))
         if finished and self._may_call_tools:
             self._complete(parsed)
         return parsed
@@ -258,6 +271,36 @@ class _PlainParser:
 
     def feed(self, text: str, token_ids: list[int], finished: bool) -> ParsedDelta:
         return ParsedDelta(content=text)
+
+
+def cut_at_tags(
+    text: str, token_ids: list[int], tags: dict[int, str]
+) -> list[tuple[str, list[int]]]:
+    """A piece of output in parts, so that every tag that is one token is a part of its own.
+
+    A tag whose text is not there (skipped, or held back) does not cut.
+    """
+    parts: list[tuple[str, list[int]]] = []
+    start = 0
+    for position, token_id in enumerate(token_ids):
+        tag = tags.get(token_id)
+        if tag is None or tag not in text:
+            continue
+        before, _, text = text.partition(tag)
+        if before or position > start:
+            parts.append((before, token_ids[start:position]))
+        parts.append((tag, [token_id]))
+        start = position + 1
+    if text or start < len(token_ids) or not parts:
+        parts.append((text, token_ids[start:]))
+    return parts
+
+
+def _add(parsed: ParsedDelta, later: ParsedDelta) -> None:
+    """Append `later` to `parsed`, in place."""
+    parsed.content += later.content
+    parsed.reasoning += later.reasoning
+    parsed.tool_calls += later.tool_calls
 
 
 def remaining_arguments(streamed: str, final: str) -> str | None:
