@@ -15,7 +15,7 @@ from server.metrics import Metrics
 from server.sampling import SamplingDefaults
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer
-from spot.engines.base import Engine
+from spot.engines.base import Engine, EngineStatus
 from spot.errors import EngineUnavailable, Overloaded, ShuntyardError
 from spot.parsed import ParserSource
 
@@ -142,9 +142,16 @@ class Failable(Protocol):
     def fail(self, error: ShuntyardError) -> None: ...
 
 
+class HasStatus(Protocol):
+    """An engine of any kind, as far as readiness is concerned."""
+
+    @property
+    def status(self) -> EngineStatus: ...
+
+
 @dataclass(slots=True)
 class Gateway:
-    """Everything that endpoints share."""
+    """Everything that endpoints share. further_engines: those of pooling models."""
 
     model: ServedModel
     metrics: Metrics
@@ -153,6 +160,7 @@ class Gateway:
     limits: Limits = field(default_factory=Limits)
     salt_secret: bytes | None = None
     version: str = ""
+    further_engines: list[HasStatus] = field(default_factory=list)
     live: set[Failable] = field(default_factory=set)
 
     @property

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
-import secrets
 import signal
 import socket
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -21,28 +18,20 @@ import uvicorn
 from rich.console import Console
 
 from server.app import HttpOptions, build_app
+from server.endpoints.pooling import pooling_routes
 from server.errors import ShuttingDown
-from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
+from server.gateway import Gateway
 from server.logs import RequestLog, configure_logging
-from server.metrics import Metrics
-from server.model_source import ResolvedModel, resolve_model
-from server.sampling import SamplingDefaults
+from server.parts import Parts, build_parts
 from server.settings import Settings, SettingsError
-from server.sse import StreamKeeper
-from server.text.tokenizer import ChatTokenizer, read_chat_template, read_generation_config
 from server.tracing import RequestTracer
-from server.version import VERSION
 from spot.engines.base import Engine
-from spot.engines.hosted import HostConfig, HostedEngine
-from spot.engines.vllm_compat.flags import read_engine_flags
-from spot.errors import EngineFailed, InvalidRequest
+from spot.errors import EngineFailed
 
-logger = logging.getLogger("shuntyard")
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _QUIET_PATHS = ("/health", "/ready", "/metrics", "/load")
 _WANTED_OPEN_FILES = 65536
-_LAST_LINES = 30
 
 
 def serve(settings: Settings, engine_flags: list[str]) -> int:
@@ -52,19 +41,8 @@ def serve(settings: Settings, engine_flags: list[str]) -> int:
     _check_together(settings)
     _raise_file_limit()
     listener = _bind(settings)
-    model = resolve_model(
-        settings.model,
-        revision=settings.revision,
-        token=settings.hf_token,
-        progress=say,
-    )
-    engine_args = _engine_args(settings, engine_flags, model)
-    say("loading the tokenizer")
-    gateway, engine = build_gateway(settings, model, engine_args)
-    return anyio.run(
-        partial(_run, settings, gateway, engine, listener),
-        backend_options={"use_uvloop": True},
-    )
+    parts = build_parts(settings, engine_flags, say)
+    return anyio.run(partial(_run, settings, parts, listener), backend_options={"use_uvloop": True})
 
 
 def say(text: str) -> None:
@@ -113,110 +91,6 @@ def _bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def _engine_args(
-    settings: Settings, engine_flags: list[str], model: ResolvedModel
-) -> dict[str, Any]:
-    if engine_flags:
-        say("reading vLLM's engine flags")
-    try:
-        flags = read_engine_flags(engine_flags)
-    except InvalidRequest as error:
-        raise SettingsError(error.message) from None
-    args = {**settings.vllm_args(), **flags, "model": str(model.path)}
-    if settings.reasoning_parser is not None:
-        # A constraint on the output holds only behind the reasoning: the engine has to see its end.
-        args["reasoning_parser"] = settings.reasoning_parser
-    return args
-
-
-def build_gateway(
-    settings: Settings, model: ResolvedModel, engine_args: dict[str, Any]
-) -> tuple[Gateway, HostedEngine]:
-    """The gateway and the engine it will use; nothing runs yet."""
-    names = settings.served_model_name or [model.name]
-    template = settings.chat_template
-    tokenizer = ChatTokenizer.load(
-        Path(settings.tokenizer) if settings.tokenizer else model.path,
-        chat_template=read_chat_template(template) if template else None,
-        trust_remote_code=settings.trust_remote_code,
-    )
-    last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-
-    def on_line(line: str) -> None:
-        last_lines.append(line)
-        logger.debug("%s", line)
-
-    engine = HostedEngine(
-        HostConfig(engine_args=engine_args, start_timeout_s=settings.engine_start_timeout),
-        on_line=on_line,
-    )
-    engine_lines[id(engine)] = last_lines
-    served = ServedModel(
-        names=names,
-        tokenizer=tokenizer,
-        engine=engine,
-        defaults=_sampling_defaults(settings, model.path),
-        chat=_chat_options(settings, tokenizer),
-        root=model.name,
-    )
-    gateway = Gateway(
-        model=served,
-        metrics=Metrics(names[0]),
-        admission=Admission(
-            max_requests=settings.max_concurrent_requests, max_queue=settings.max_queue_length
-        ),
-        keeper=StreamKeeper(
-            keep_alive_s=settings.sse_keep_alive_interval,
-            stalled_reader_s=settings.stalled_reader_timeout,
-        ),
-        limits=Limits(
-            max_body_bytes=settings.max_body_bytes,
-            max_json_depth=settings.max_json_depth,
-            body_timeout_s=settings.body_timeout,
-            stream_interval=settings.stream_interval,
-        ),
-        salt_secret=secrets.token_bytes(32) if len(settings.keys_by_tenant) > 1 else None,
-        version=VERSION,
-    )
-    return gateway, engine
-
-
-engine_lines: dict[int, deque[str]] = {}
-
-
-def _sampling_defaults(settings: Settings, folder: Path) -> SamplingDefaults:
-    config: dict[str, Any] = {}
-    if settings.generation_config == "auto":
-        config = read_generation_config(folder)
-    elif settings.generation_config != "vllm":
-        config = read_generation_config(Path(settings.generation_config))
-    return SamplingDefaults.from_config({**config, **settings.override_generation_config})
-
-
-def _chat_options(settings: Settings, tokenizer: ChatTokenizer) -> ChatOptions:
-    options = ChatOptions(
-        enable_auto_tool_choice=settings.enable_auto_tool_choice,
-        has_tool_parser=settings.tool_call_parser is not None,
-        has_reasoning_parser=settings.reasoning_parser is not None,
-        default_template_kwargs=settings.default_chat_template_kwargs,
-        trust_request_chat_template=settings.trust_request_chat_template,
-        exclude_tools_when_none=settings.exclude_tools_when_tool_choice_none,
-        response_role=settings.response_role,
-        emit_reasoning_content=settings.reasoning_content,
-    )
-    if settings.tool_call_parser or settings.reasoning_parser:
-        say("loading vLLM's output parsers")
-        from spot.engines.vllm_compat.parsers import load_parser_factory
-
-        try:
-            options.parsers = load_parser_factory(
-                settings.tool_call_parser, settings.reasoning_parser, tokenizer.hf
-            )
-        except ValueError as error:
-            raise SettingsError(str(error)) from None
-    return options
-
-
 class _Server(uvicorn.Server):
     """uvicorn, with an end that no client mistakes for success.
 
@@ -250,12 +124,13 @@ class _Server(uvicorn.Server):
         self._gateway.end_all(ShuttingDown("The server is shutting down."))
 
 
-async def _run(
-    settings: Settings, gateway: Gateway, engine: HostedEngine, listener: socket.socket
-) -> int:
+async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int:
     exit_code = 0
+    gateway, engine = parts.gateway, parts.engine
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(engine)
+        for pooling_engine in parts.pooling_engines:
+            await stack.enter_async_context(pooling_engine)
         await stack.enter_async_context(gateway.keeper)
         tracer = None
         if settings.otlp_traces_endpoint is not None:
@@ -265,6 +140,8 @@ async def _run(
             options=_http_options(settings),
             log=RequestLog(enabled=settings.log_requests, quiet_paths=_QUIET_PATHS),
             tracer=tracer,
+            further_routes=pooling_routes(gateway, parts.pools),
+            further_models=parts.pools.cards,
         )
         server = _Server(
             _uvicorn_config(settings, app), gateway, shutdown_timeout_s=settings.shutdown_timeout
@@ -273,9 +150,9 @@ async def _run(
         async def announce() -> None:
             nonlocal exit_code
             try:
-                await _announce_when_ready(settings, engine, listener, gateway)
+                await _announce_when_ready(settings, parts, listener)
             except EngineFailed as error:
-                for line in engine_lines.pop(id(engine), ()):
+                for line in parts.last_lines:
                     print(line, file=sys.stderr)
                 say(f"[red]the engine cannot start:[/red] {error.message}")
                 exit_code = 1
@@ -298,12 +175,12 @@ async def _stop_on_signal(server: uvicorn.Server) -> None:
             say(f"stopping ({signal.Signals(number).name}); once more to stop at once")
 
 
-async def _announce_when_ready(
-    settings: Settings, engine: Engine, listener: socket.socket, gateway: Gateway
-) -> None:
-    async with _progress(engine):
-        await engine.wait_ready()
-    name = gateway.model.names[0]
+async def _announce_when_ready(settings: Settings, parts: Parts, listener: socket.socket) -> None:
+    async with _progress(parts.engine):
+        await parts.engine.wait_ready()
+        for pooling_engine in parts.pooling_engines:
+            await pooling_engine.wait_ready()
+    name = parts.gateway.model.names[0]
     if settings.uds:
         say(f"[green]{name} is ready[/green] on {settings.uds}")
         return

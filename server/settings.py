@@ -77,9 +77,13 @@ class Settings(BaseSettings):
         "folder or hub name of an embedding model to serve as well; 'demo' for a small one",
         group=SERVE,
     )
+    served_embedding_name: Words = _setting(
+        [], "names of the embedding model for clients", group=SERVE
+    )
     rerank_model: str | None = _setting(
         None, "folder or hub name of a cross-encoder to serve for rerank and score", group=SERVE
     )
+    served_rerank_name: Words = _setting([], "names of the rerank model for clients", group=SERVE)
 
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for all", group=HTTP)
     port: int = _setting(8000, "port to listen on; 0 picks a free one", group=HTTP, ge=0, le=65535)
@@ -151,6 +155,12 @@ class Settings(BaseSettings):
     )
     max_queue_length: int = _setting(
         2048, "generations waiting for the engine; more get 429", group=LIMITS, ge=0
+    )
+    max_pooling_queue: int = _setting(
+        20_000,
+        "inputs waiting for an embedding or rerank model; more get 429",
+        group=LIMITS,
+        ge=1,
     )
     max_body_bytes: int = _setting(
         16 * 1024 * 1024, "size of a request body; more gets 413", group=LIMITS, ge=1024

@@ -30,9 +30,12 @@ class Readiness:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = self._gateway.model.engine.status
-        if status.state != "ready" or self._gateway.admission.closed:
-            raise EngineUnavailable(f"The engine is {status.state}. {status.detail}".strip())
+        if self._gateway.admission.closed:
+            raise EngineUnavailable("The server is shutting down.")
+        for engine in (self._gateway.model.engine, *self._gateway.further_engines):
+            status = engine.status
+            if status.state != "ready":
+                raise EngineUnavailable(f"An engine is {status.state}: {status.detail}")
         await send_json(send, {"status": "ready", "model": self._gateway.model.names[0]})
 
 

@@ -1,0 +1,189 @@
+"""From settings to parts: the model, its tokenizer, the engines, the gateway. Nothing runs yet."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from server.demo_model import ensure_demo_embedding_model
+from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
+from server.metrics import Metrics
+from server.model_source import ResolvedModel, resolve_model
+from server.pools import PooledModel, Pools
+from server.sampling import SamplingDefaults
+from server.settings import Settings, SettingsError
+from server.sse import StreamKeeper
+from server.text.tokenizer import ChatTokenizer, read_chat_template, read_generation_config
+from server.version import VERSION
+from spot.engines.hosted import HostConfig, HostedEngine
+from spot.engines.pooling import PoolingConfig, PoolingEngine
+from spot.engines.vllm_compat.flags import read_engine_flags
+from spot.errors import InvalidRequest
+
+logger = logging.getLogger("shuntyard.engine")
+
+Say = Callable[[str], None]
+
+DEMO = "demo"
+DEMO_EMBEDDING_NAME = "all-MiniLM-L6-v2"
+_LAST_LINES = 30
+
+
+@dataclass(slots=True)
+class Parts:
+    """What `serve` runs. last_lines: what the engine's processes wrote last, for a failed start."""
+
+    gateway: Gateway
+    engine: HostedEngine
+    pooling_engines: list[PoolingEngine]
+    pools: Pools
+    last_lines: deque[str]
+
+
+def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
+    """Fetches what is missing, loads the tokenizer, and puts everything together.
+
+    say: takes lines of progress. Raises SettingsError, ModelUnavailable, TokenizerError.
+    """
+    model = resolve_model(
+        settings.model, revision=settings.revision, token=settings.hf_token, progress=say
+    )
+    args = _engine_args(settings, engine_flags, model, say)
+    pools, pooling_engines = _build_pools(settings, say)
+    say("loading the tokenizer")
+    last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+
+    def on_line(line: str) -> None:
+        last_lines.append(line)
+        logger.debug("%s", line)
+
+    engine = HostedEngine(
+        HostConfig(engine_args=args, start_timeout_s=settings.engine_start_timeout),
+        on_line=on_line,
+    )
+    gateway = _build_gateway(settings, model, engine, say)
+    gateway.further_engines = list(pooling_engines)
+    return Parts(gateway, engine, pooling_engines, pools, last_lines)
+
+
+def _engine_args(
+    settings: Settings, engine_flags: list[str], model: ResolvedModel, say: Say
+) -> dict[str, Any]:
+    if engine_flags:
+        say("reading vLLM's engine flags")
+    try:
+        flags = read_engine_flags(engine_flags)
+    except InvalidRequest as error:
+        raise SettingsError(error.message) from None
+    args = {**settings.vllm_args(), **flags, "model": str(model.path)}
+    if settings.reasoning_parser is not None:
+        # A constraint on the output holds only behind the reasoning: the engine must see its end.
+        args["reasoning_parser"] = settings.reasoning_parser
+    return args
+
+
+def _build_gateway(
+    settings: Settings, model: ResolvedModel, engine: HostedEngine, say: Say
+) -> Gateway:
+    names = settings.served_model_name or [model.name]
+    template = settings.chat_template
+    tokenizer = ChatTokenizer.load(
+        Path(settings.tokenizer) if settings.tokenizer else model.path,
+        chat_template=read_chat_template(template) if template else None,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    return Gateway(
+        model=ServedModel(
+            names=names,
+            tokenizer=tokenizer,
+            engine=engine,
+            defaults=_sampling_defaults(settings, model.path),
+            chat=_chat_options(settings, tokenizer, say),
+            root=model.name,
+        ),
+        metrics=Metrics(names[0]),
+        admission=Admission(
+            max_requests=settings.max_concurrent_requests, max_queue=settings.max_queue_length
+        ),
+        keeper=StreamKeeper(
+            keep_alive_s=settings.sse_keep_alive_interval,
+            stalled_reader_s=settings.stalled_reader_timeout,
+        ),
+        limits=Limits(
+            max_body_bytes=settings.max_body_bytes,
+            max_json_depth=settings.max_json_depth,
+            body_timeout_s=settings.body_timeout,
+            stream_interval=settings.stream_interval,
+        ),
+        salt_secret=secrets.token_bytes(32) if len(settings.keys_by_tenant) > 1 else None,
+        version=VERSION,
+    )
+
+
+def _sampling_defaults(settings: Settings, folder: Path) -> SamplingDefaults:
+    config: dict[str, Any] = {}
+    if settings.generation_config == "auto":
+        config = read_generation_config(folder)
+    elif settings.generation_config != "vllm":
+        config = read_generation_config(Path(settings.generation_config))
+    return SamplingDefaults.from_config({**config, **settings.override_generation_config})
+
+
+def _chat_options(settings: Settings, tokenizer: ChatTokenizer, say: Say) -> ChatOptions:
+    options = ChatOptions(
+        enable_auto_tool_choice=settings.enable_auto_tool_choice,
+        has_tool_parser=settings.tool_call_parser is not None,
+        has_reasoning_parser=settings.reasoning_parser is not None,
+        default_template_kwargs=settings.default_chat_template_kwargs,
+        trust_request_chat_template=settings.trust_request_chat_template,
+        exclude_tools_when_none=settings.exclude_tools_when_tool_choice_none,
+        response_role=settings.response_role,
+        emit_reasoning_content=settings.reasoning_content,
+    )
+    if settings.tool_call_parser or settings.reasoning_parser:
+        say("loading the output parsers")
+        from spot.engines.vllm_compat.parsers import load_parser_factory
+
+        try:
+            options.parsers = load_parser_factory(
+                settings.tool_call_parser, settings.reasoning_parser, tokenizer.hf
+            )
+        except ValueError as error:
+            raise SettingsError(f"--tool-call-parser, --reasoning-parser: {error}") from None
+    return options
+
+
+def _build_pools(settings: Settings, say: Say) -> tuple[Pools, list[PoolingEngine]]:
+    pools = Pools()
+    engines: list[PoolingEngine] = []
+    if settings.embedding_model is not None:
+        model, engine = _pooled(settings, settings.embedding_model, "embed", say)
+        pools.embedding = PooledModel(settings.served_embedding_name or [model.name], engine)
+        engines.append(engine)
+    if settings.rerank_model is not None:
+        model, engine = _pooled(settings, settings.rerank_model, "score", say)
+        pools.rerank = PooledModel(settings.served_rerank_name or [model.name], engine)
+        engines.append(engine)
+    return pools, engines
+
+
+def _pooled(
+    settings: Settings, name: str, task: Literal["embed", "score"], say: Say
+) -> tuple[ResolvedModel, PoolingEngine]:
+    if name == DEMO and task == "embed":
+        folder = ensure_demo_embedding_model(progress=say)
+        model = ResolvedModel(folder, DEMO_EMBEDDING_NAME, is_demo=True)
+    else:
+        model = resolve_model(name, token=settings.hf_token, progress=say)
+    config = PoolingConfig(
+        model=str(model.path),
+        task=task,
+        trust_remote_code=settings.trust_remote_code,
+        max_queue=settings.max_pooling_queue,
+    )
+    return model, PoolingEngine(config, on_line=lambda line: logger.debug("%s", line))
