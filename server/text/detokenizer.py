@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
+from tokenizers.decoders import DecodeStream
+
 from server.text.tokenizer import ChatTokenizer
+
+# A character has at most four bytes, so tokens that wait for longer than this wait for nothing.
+MAX_HELD_TOKENS = 32
+
+_REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
@@ -22,12 +30,13 @@ class Detokenizer:
         self._skip_special_tokens = skip_special_tokens
         self._glue_special = not (skip_special_tokens or spaces_between_special_tokens)
         self._last_was_special = False
-        self._stream = tokenizer.decode_stream(
-            prompt_token_ids, skip_special_tokens=skip_special_tokens
-        )
+        self._held: list[int] = []
+        self._stream = self._started(list((prompt_token_ids or ())[-8:]))
 
     def push(self, token_id: int) -> str:
         """Text that this token completes; often a word, sometimes nothing."""
+        if self._skip_special_tokens and token_id in self._tokenizer.special_ids:
+            return ""  # the stream would skip it too, but keep it and read it again each time
         text = self._step(token_id)
         if self._glue_special:
             added = self._tokenizer.added.get(token_id)
@@ -42,14 +51,47 @@ class Detokenizer:
 
     def _step(self, token_id: int) -> str:
         try:
-            return self._stream.step(self._tokenizer.rust, token_id) or ""
+            text = self._stream.step(self._tokenizer.rust, token_id)
         except (OverflowError, TypeError):
             return ""
         except Exception as error:
             if "Invalid prefix" not in str(error):
                 raise
             # A sequence whose text changes in hindsight (invalid UTF-8): start afresh here.
-            self._stream = self._tokenizer.decode_stream(
-                skip_special_tokens=self._skip_special_tokens
-            )
-            return self._stream.step(self._tokenizer.rust, token_id) or ""
+            self._stream = self._fresh()
+            text = self._stream.step(self._tokenizer.rust, token_id)
+        if text is not None:
+            if self._held:
+                self._held.clear()
+            return text
+        self._held.append(token_id)
+        return self._give_up() if len(self._held) >= MAX_HELD_TOKENS else ""
+
+    def _give_up(self) -> str:
+        """The text of what was held, incomplete as it is."""
+        skip = self._skip_special_tokens
+        text = self._tokenizer.decode(self._held, skip_special_tokens=skip)
+        self._held.clear()
+        self._stream = self._fresh()
+        return text
+
+    def _fresh(self) -> DecodeStream:
+        return self._tokenizer.decode_stream(skip_special_tokens=self._skip_special_tokens)
+
+    def _started(self, prompt_end: list[int]) -> DecodeStream:
+        """A stream that continues after the prompt.
+
+        Started with ids whose text is incomplete, `DecodeStream` gives the prompt out again. So a
+        prompt that ends inside a character is pushed through it; one that ends with a replacement
+        character of its own is left out.
+        """
+        skip = self._skip_special_tokens
+        if not self._tokenizer.decode(prompt_end, skip_special_tokens=skip).endswith(_REPLACEMENT):
+            return self._tokenizer.decode_stream(prompt_end, skip_special_tokens=skip)
+        stream = self._fresh()
+        characters = codecs.getincrementaldecoder("utf-8")("replace")
+        characters.decode(b"".join(map(self._tokenizer.token_bytes, prompt_end)))
+        if characters.getstate()[0]:
+            for token_id in prompt_end:
+                stream.step(self._tokenizer.rust, token_id)
+        return stream

@@ -49,10 +49,9 @@ class ChatTokenizer:
         self.rust: RustTokenizer = rust
         self.chat_template = chat_template
         self.eos_token_id: int | None = hf.eos_token_id
-        self.special_ids = frozenset(hf.all_special_ids)
-        self.added: dict[int, str] = {
-            token_id: token.content for token_id, token in rust.get_added_tokens_decoder().items()
-        }
+        added = rust.get_added_tokens_decoder()
+        self.added: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         vocab = rust.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values()) + 1
         self.max_token_chars = max(map(len, vocab))
