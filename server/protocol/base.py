@@ -38,6 +38,9 @@ REMOVED_FIELDS = {
     "function_call": "tool_choice",
 }
 
+# An empty schema is missing here: `{}` means any JSON.
+_SAYS_NOTHING: tuple[object, ...] = (None, False, "", [])
+
 
 def parse_body(model: type[Body], body: object) -> Body:
     """Validate a decoded JSON value. Raises InvalidRequest that names the field."""
@@ -46,7 +49,7 @@ def parse_body(model: type[Body], body: object) -> Body:
             f"The request body must be a JSON object, not {_json_type(body)}.", code="invalid_type"
         )
     for name, replacement in REMOVED_FIELDS.items():
-        if body.get(name):
+        if body.get(name) not in _SAYS_NOTHING and not _is_plain_best_of(name, body):
             raise InvalidRequest(
                 f"'{name}' is not supported; use '{replacement}' instead.",
                 param=name,
@@ -56,6 +59,11 @@ def parse_body(model: type[Body], body: object) -> Body:
         return model.model_validate(body)
     except pydantic.ValidationError as error:
         raise _invalid_request(error, body) from None
+
+
+def _is_plain_best_of(name: str, body: dict[str, Any]) -> bool:
+    """Whether this asks for the best `n` of `n`, which is what everybody gets."""
+    return name == "best_of" and body["best_of"] == (body.get("n") or 1)
 
 
 def _invalid_request(error: pydantic.ValidationError, body: object) -> InvalidRequest:
