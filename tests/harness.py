@@ -276,6 +276,11 @@ class Server:
         """Run a function on the server's own event loop thread."""
         return self._loop.call(function, *args)
 
+    def num_buffered_bytes(self) -> int:
+        """What waits in the server's memory for slow readers. Only for `call`."""
+        connections = self._loop.uvicorn.server_state.connections
+        return sum(c.transport.get_write_buffer_size() for c in connections)  # type: ignore[union-attr]
+
     def close(self) -> None:
         self._clients.close()
 
@@ -325,6 +330,7 @@ def serving(
     max_queue: int = 10_000,
     keep_alive_s: float = 0.0,
     stalled_reader_s: float = 60.0,
+    send_buffer: int | None = None,
     salt_secret: bytes | None = None,
     log: RequestLog | None = None,
     further_routes: Callable[[Gateway], Sequence[BaseRoute]] | None = None,
@@ -334,6 +340,7 @@ def serving(
     """Serve with a scripted engine.
 
     script: a script, the text to say, the token ids to emit, or None for the seeded model.
+    send_buffer: bytes that the kernel takes for a client that does not read.
     further_routes: makes routes from the gateway, as the composition root does.
     wrap: puts something around the whole application.
     """
@@ -372,7 +379,7 @@ def serving(
         further_models=further_models,
     )
     thread = _LoopThread(wrap(app) if wrap else app, gateway, engine)
-    port = thread.start()
+    port = thread.start(send_buffer)
     server = Server(port, engine, gateway, tokenizer, thread)
     try:
         yield server
@@ -432,11 +439,14 @@ class _LoopThread:
         self._thread = threading.Thread(target=self._run, name="server under test", daemon=True)
         self._portal: anyio.from_thread.BlockingPortal | None = None
         self._uvicorn: _Uvicorn | None = None
+        self._socket: socket.socket | None = None
         self.num_left_in_engine = 0
 
-    def start(self) -> int:
+    def start(self, send_buffer: int | None) -> int:
         """Start and wait until connections are accepted; the port."""
         self._socket = socket.create_server((HOST, 0), backlog=1024)
+        if send_buffer is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         port = int(self._socket.getsockname()[1])
         self._thread.start()
         assert self._started.wait(10), "the server did not start"
@@ -447,7 +457,8 @@ class _LoopThread:
         if self._uvicorn is not None and self._thread.is_alive():
             self.call(self._end)
         self._thread.join(10)
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
         assert not self._thread.is_alive(), "the server did not stop"
         self._raise_failure()
 
@@ -455,11 +466,15 @@ class _LoopThread:
         assert self._portal is not None
         return self._portal.call(function, *args)
 
-    def _end(self) -> None:
+    @property
+    def uvicorn(self) -> _Uvicorn:
         assert self._uvicorn is not None
+        return self._uvicorn
+
+    def _end(self) -> None:
         self._gateway.admission.closed = True
         self._gateway.end_all(ShuttingDown("The server is shutting down."))
-        self._uvicorn.stop.set()
+        self.uvicorn.stop.set()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
