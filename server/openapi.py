@@ -265,7 +265,7 @@ def _success(operation: Operation, models: Models) -> JsonObject:
     elif operation.answer is not None:
         content[JSON] = {"schema": models[operation.answer, "serialization"]}
     if operation.event is not None:
-        content[SSE] = {"schema": _events(models[operation.event, "serialization"], models)}
+        content[SSE] = _events(models[operation.event, "serialization"], models)
     result: JsonObject = {"description": "Success", "headers": _header_refs()}
     if content:
         result["content"] = content
@@ -273,16 +273,23 @@ def _success(operation: Operation, models: Models) -> JsonObject:
 
 
 def _events(event: JsonObject, models: Models) -> JsonObject:
-    """The text of an event stream; the schema of what its `data:` lines hold is for readers."""
-    return {
+    """An event stream, as OpenAPI 3.2 and the framework describe one: `itemSchema` is an event."""
+    chunk = {
         "type": "string",
-        "description": (
-            "Sent for `stream: true`: events `data: {…}`, each with one of the objects of "
-            "`contentSchema`, and at the end `data: [DONE]`. After a failure the last object is "
-            "an error. Lines that begin with a colon are comments that keep the connection alive."
-        ),
         "contentMediaType": JSON,
         "contentSchema": {"anyOf": [event, models[ErrorResponse, "serialization"]]},
+    }
+    description = (
+        "Sent for `stream: true`. The last event is `[DONE]`; after a failure the one before it "
+        "holds an error. Lines that begin with a colon keep the connection alive."
+    )
+    return {
+        "itemSchema": {
+            "type": "object",
+            "description": description,
+            "properties": {"data": {"anyOf": [chunk, {"const": "[DONE]"}]}},
+            "required": ["data"],
+        }
     }
 
 

@@ -118,8 +118,10 @@ def test_examples_fit_their_models() -> None:
 def test_both_kinds_of_success_are_described(document: dict[str, Any], path: str) -> None:
     content = document["paths"][path]["post"]["responses"]["200"]["content"]
     assert set(content) == {"application/json", "text/event-stream"}
-    event = content["text/event-stream"]["schema"]["contentSchema"]["anyOf"]
-    assert [item["$ref"].rpartition("/")[2] for item in event] == [
+    data = content["text/event-stream"]["itemSchema"]["properties"]["data"]
+    chunk, done = data["anyOf"]
+    assert done == {"const": "[DONE]"}
+    assert [item["$ref"].rpartition("/")[2] for item in chunk["contentSchema"]["anyOf"]] == [
         {"/v1/completions": "CompletionChunk"}.get(path, "ChatCompletionChunk"),
         "ErrorResponse",
     ]
