@@ -49,6 +49,7 @@ from server.doctor_findings import (
     about_port,
     about_processor,
     about_requirements,
+    about_settings,
     about_shared_memory,
     about_torch_companions,
     canonical,
@@ -56,6 +57,7 @@ from server.doctor_findings import (
 )
 from server.model_cache import default_cache_dir
 from server.model_source import ModelUnavailable, check_model_folder
+from server.settings import Settings, SettingsError, load_settings
 from spot.engines.vllm_compat.self_check import SUPPORTED_VERSION
 
 _SHOWN: Final = ("torch", "transformers", "fastapi")
@@ -302,12 +304,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="shuntyard doctor", description="Say what would keep `shuntyard serve` from working."
     )
-    parser.add_argument("model", nargs="?", default=os.environ.get("SHUNTYARD_MODEL"))
-    parser.add_argument("--host", default=os.environ.get("SHUNTYARD_HOST", "127.0.0.1"))
-    parser.add_argument("--port", type=int, default=os.environ.get("SHUNTYARD_PORT", "8000"))
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS)
+    parser.add_argument("--host", default=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=argparse.SUPPRESS)
+    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file with settings")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options = parser.parse_args(argv)
-    findings = collect(host=options.host, port=options.port, model=options.model)
+    flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
+    wrong: list[Finding] = []
+    try:
+        settings = load_settings(flags, config=options.config)
+    except SettingsError as error:
+        wrong = [about_settings(error.message)]
+        settings = Settings.model_construct(**flags)
+    found = collect(host=settings.host, port=settings.port, model=settings.model)
+    findings = [*wrong, *found]
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

@@ -244,6 +244,15 @@ def about_cache(
     return [where, notes[demo]]
 
 
+def about_settings(error: str) -> Finding:
+    """error: what is wrong with flags, environment or file."""
+    return Finding(
+        *("settings", "settings", "cannot be used", "problem"),
+        consequence=error,
+        remedy="`shuntyard serve --help` lists every setting.",
+    )
+
+
 def about_model(model: str, error: str) -> Finding:
     """error: what `resolve_model` says against the folder, or nothing."""
     if error:

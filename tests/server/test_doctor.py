@@ -198,6 +198,19 @@ def test_a_folder_that_is_no_model_fails_the_command(
     assert "`shuntyard serve` will not work: 1 to solve." in output
 
 
+@pytest.mark.usefixtures("quick")
+def test_settings_are_those_of_serve_and_a_wrong_one_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, taken_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHUNTYARD_PORT", str(taken_port))
+    assert doctor.main(["--json"]) == 1
+    assert f"127.0.0.1:{taken_port}" in capsys.readouterr().out
+    monkeypatch.setenv("SHUNTYARD_PORT", "many")
+    assert doctor.main(["--json"]) == 1
+    (wrong,) = [f for f in json.loads(capsys.readouterr().out) if f["group"] == "settings"]
+    assert "SHUNTYARD_PORT" in wrong["consequence"]
+
+
 def test_the_report_shows_brackets_and_advice_as_they_are() -> None:
     output = io.StringIO()
     odd = Finding("machine", "x", "[bold]value", "warning", "Bad [things] happen.", "Do [this].")
