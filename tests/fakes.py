@@ -11,7 +11,7 @@ from server.record import SCOPE_KEY, RequestRecord
 from spot.engines.base import DeltaSink, EngineCard, EngineStats, EngineStatus
 from spot.errors import EngineUnavailable, ShuntyardError
 from spot.generation import Generation, TokenDelta
-from spot.parsed import OutputParser, ParsedDelta
+from spot.parsed import ChainedParser, OutputParser, ParsedDelta, ParserSource
 
 OPEN_THINK, CLOSE_THINK = "<think>", "</think>"
 
@@ -82,16 +82,24 @@ class ThinkParser:
 
 
 class ThinkSource:
-    """A reasoning parser for a whole model. A `spot.parsed.ParserSource`."""
+    """A reasoning parser for a whole model, and a tool parser behind it.
+
+    A `spot.parsed.ParserSource`.
+    """
+
+    def __init__(self, tools: ParserSource | None = None) -> None:
+        self._tools = tools
 
     def new(self, body: dict[str, Any], prompt_token_ids: list[int]) -> OutputParser:
-        return ThinkParser()
+        if self._tools is None:
+            return ThinkParser()
+        return ChainedParser(ThinkParser(), self._tools.new(body, prompt_token_ids))
 
     def adjust(self, body: dict[str, Any]) -> dict[str, Any] | None:
-        return None
+        return None if self._tools is None else self._tools.adjust(body)
 
     def reasoning_ended(self, body: dict[str, Any], prompt_token_ids: list[int]) -> bool | None:
-        return None
+        return False
 
 
 def _overlap(text: str, tag: str) -> int:
