@@ -200,7 +200,7 @@ class PoolingEngine:
         """
         card = self._ready_card()
         if card.task != "embed":
-            raise NotSupported("this model scores pairs of texts; it gives no embeddings")
+            raise NotSupported("This model scores pairs of texts; it gives no embeddings.")
         check_dimensions(card, dimensions)
         _check_ids(card, inputs)
         cut = _truncation(card, truncate_to)
@@ -252,7 +252,7 @@ class PoolingEngine:
                     await self._host.gone.wait()
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
-        self._end_all(EngineUnavailable("the model was stopped"))
+        self._end_all(EngineUnavailable("The model was stopped."))
         self._decided.set()
 
     async def _cosines(
@@ -273,9 +273,11 @@ class PoolingEngine:
         return ScoreResult(np.sum(left * right, axis=1).tolist(), sum(result.num_tokens))
 
     def _ready_card(self) -> PoolingCard:
-        if self._status.state != "ready" or self._card is None:
-            raise EngineUnavailable(f"the model is {self._status.state}: {self._status.detail}")
-        return self._card
+        if self._status.state == "ready" and self._card is not None:
+            return self._card
+        # Why a model died may name files and addresses: that is for the log and the status.
+        stage = f": {self._status.detail}" if self._status.state == "starting" else ""
+        raise EngineUnavailable(f"The model is {self._status.state}{stage}.")
 
     async def _ask(
         self, message: Callable[[int], Embed | ScorePairs], *, num_inputs: int
@@ -293,7 +295,7 @@ class PoolingEngine:
         try:
             host.outbox.put(call.message)
         except (ValueError, OverflowError) as error:
-            raise InvalidRequest(f"the request cannot be sent to the model: {error}") from error
+            raise InvalidRequest(f"The request cannot be sent to the model: {error}") from error
         if not self._calls:
             self._heard_at_s = anyio.current_time()
         self._calls[handle] = call
@@ -381,7 +383,7 @@ class PoolingEngine:
         for handle, call in list(self._calls.items()):
             call.num_lives += 1
             if call.num_lives > _MAX_LIVES or not was_ready:
-                self._end(handle, error=EngineFailed("the model's process ended"))
+                self._end(handle, error=EngineFailed("The model's process ended."))
 
     def _set_state(self, state: EngineState, detail: str) -> None:
         self._status.state, self._status.detail = state, detail

@@ -277,7 +277,7 @@ class PoolingHost:
         traceback.print_exception(error)
         for handle in handles:
             if self._forget(handle):
-                self._outbox.put(Failed(handle, "the model failed on this request"))
+                self._outbox.put(Failed(handle, "The model failed on this request."))
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         return await anyio.to_thread.run_sync(function, *args, limiter=self._worker)
@@ -339,4 +339,7 @@ def _load(connection: socket.socket, options: dict[str, Any]) -> PoolingModel | 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # taking torch's modules apart would take seconds

@@ -64,6 +64,10 @@ async def running(**options: Any) -> AsyncIterator[PoolingEngine]:
         yield engine
 
 
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 async def until(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(10):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
@@ -252,7 +256,7 @@ async def test_leaving_ends_calls_and_processes() -> None:
             tasks.start_soon(one)
             await until(lambda: engine.stats.running > 0)
             (pid,) = engine.status.pids
-        assert not Path(f"/proc/{pid}").exists()
+        assert not is_alive(pid)
     assert isinstance(errors[0], EngineUnavailable)
 
 

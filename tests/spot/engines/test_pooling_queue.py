@@ -70,6 +70,6 @@ def test_every_input_is_taken_once_within_the_limits(
 def test_a_group_has_similar_lengths_and_nothing_is_lost(request: list[int]) -> None:
     batch = [Slot(1, index, length) for index, length in enumerate(request)]
     groups = list(similar(batch))
-    assert sorted((s.index for group in groups for s in group)) == list(range(len(batch)))
+    assert sorted(s.index for group in groups for s in group) == list(range(len(batch)))
     for group in groups:
         assert group[-1].num_tokens <= 2 * group[0].num_tokens + 16
