@@ -101,7 +101,7 @@ class Served:
     def __init__(self, port: int) -> None:
         url = f"http://127.0.0.1:{port}"
         self.http = httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=60)
-        transport = httpx.AsyncClient(trust_env=False, verify=False, timeout=60)
+        transport: Any = httpx.AsyncClient(trust_env=False, verify=False, timeout=60)
         self.openai = AsyncOpenAI(
             base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=transport
         )

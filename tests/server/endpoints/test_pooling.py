@@ -367,7 +367,7 @@ def test_a_wrong_score_request_names_the_field(
     assert (status, error["param"]) == (400, param)
 
 
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "a"},
     "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/v1/score": {"text_1": "a", "text_2": "b"},
