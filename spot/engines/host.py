@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 import anyio.to_thread
@@ -52,11 +52,16 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 256 * 1024
 _SHUTDOWN_TIMEOUT_S = 3.0
-_GRACE_AFTER_HANGUP_S = 10.0
+_GRACE_AFTER_HANGUP_S = 5.0
+_MAX_REASON_CHARS = 2000
 
 
 class _StopRequested(Exception):
-    """The gateway asked for an orderly end, or went away."""
+    """The gateway asked for an orderly end."""
+
+
+class _GatewayGone(Exception):
+    """The gateway went away, or this process was told to end."""
 
 
 class EngineHost:
@@ -71,8 +76,9 @@ class EngineHost:
         self._mapper = StepMapper()
         self._slow_lane = anyio.CapacityLimiter(1)
 
-    async def run(self) -> None:
-        """Serve until the gateway says Stop or goes away. Raises EngineDeadError."""
+    async def run(self) -> bool:
+        """Serve until the gateway says Stop (True) or goes away (False). Raises EngineDeadError."""
+        is_clean = True
         await self._core.connect()
         self._outbox.put(Ready(self._core.card, [os.getpid(), *self._core.pids]))
         try:
@@ -81,8 +87,11 @@ class EngineHost:
                 self._tasks.start_soon(self._forward_steps)
                 self._tasks.start_soon(self._obey_signals)
                 self._tasks.start_soon(self._read)
-        except* (_StopRequested, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        except* _StopRequested:
             pass
+        except* (_GatewayGone, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            is_clean = False
+        return is_clean
 
     async def say_dead(self, message: str) -> None:
         """The last message, written at once."""
@@ -92,7 +101,7 @@ class EngineHost:
     async def _obey_signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
-                raise _StopRequested
+                raise _GatewayGone
 
     async def _read(self) -> None:
         frames = FrameReader()
@@ -100,7 +109,7 @@ class EngineHost:
             try:
                 chunk = await self._stream.receive(_READ_BYTES)
             except anyio.EndOfStream:
-                raise _StopRequested from None
+                raise _GatewayGone from None
             for payload in frames.feed(chunk):
                 await self._handle(to_host_decoder.decode(payload))
 
@@ -174,8 +183,11 @@ class EngineHost:
                 self._outbox.put(ended)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one host to its end; the exit code is 0 after an orderly stop."""
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one host to its end; the exit code is 0 after an orderly stop.
+
+    Any other end takes the whole process group along.
+    """
     parser = argparse.ArgumentParser(prog="spot.engines.host")
     parser.add_argument("--socket", required=True)
     path = parser.parse_args(argv).socket
@@ -183,33 +195,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     apply_default_environment()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(path)
-    _end_with(connection)
+    serving = threading.Event()
+    _end_with(connection, serving)
     signal.signal(signal.SIGTERM, lambda *_: _kill_own_group())
-    is_clean = anyio.run(_serve, connection, engine_args, backend_options={"use_uvloop": True})
+    is_clean = anyio.run(
+        _serve, connection, engine_args, serving, backend_options={"use_uvloop": True}
+    )
     if not is_clean:
         _kill_own_group()
-    return 0 if is_clean else 1
+    sys.stderr.flush()
+    os._exit(0)  # unloading torch takes seconds, and nothing is left to do
 
 
-async def _serve(connection: socket.socket, engine_args: dict[str, Any]) -> bool:
+async def _serve(
+    connection: socket.socket, engine_args: dict[str, Any], serving: threading.Event
+) -> bool:
     """Start the engine and serve. Returns whether the end was in order."""
     core = _start_engine(connection, engine_args)
     if core is None:
         return False
+    serving.set()
     from spot.engines.vllm_compat.engine_core import EngineDeadError
 
     connection.setblocking(False)
     async with await UNIXSocketStream.from_socket(connection) as stream:
         host = EngineHost(core, stream)
-        died = False
+        is_clean = False
         try:
-            await host.run()
+            is_clean = await host.run()
         except* EngineDeadError:
-            died = True
             await host.say_dead("the engine core died")
         finally:
-            core.shutdown(_SHUTDOWN_TIMEOUT_S)
-    return not died
+            core.shutdown(_SHUTDOWN_TIMEOUT_S if is_clean else 0)
+    return is_clean
 
 
 def _start_engine(connection: socket.socket, engine_args: dict[str, Any]) -> EngineCore | None:
@@ -231,14 +249,25 @@ def _start_engine(connection: socket.socket, engine_args: dict[str, Any]) -> Eng
         return EngineCore(config)
     except Exception as error:  # noqa: BLE001 - whatever it is, the gateway must hear it
         traceback.print_exc()
-        say(Dead(f"{type(error).__name__}: {error}"[:2000], fatal=True))
+        say(Dead(_reason(error), fatal=True))
         return None
 
 
-def _end_with(connection: socket.socket) -> None:
-    """Kill the process group soon after the gateway's end of `connection` is gone.
+def _reason(error: Exception) -> str:
+    """An error of the start for the operator; pydantic's without its decoration."""
+    import pydantic
 
-    The event loop notices as well and ends in order; this is for when it is blocked.
+    if isinstance(error, pydantic.ValidationError):
+        text = "; ".join(entry["msg"].removeprefix("Value error, ") for entry in error.errors())
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return text[:_MAX_REASON_CHARS]
+
+
+def _end_with(connection: socket.socket, serving: threading.Event) -> None:
+    """Kill the process group after the gateway's end of `connection` is gone.
+
+    Once `serving`, the event loop notices as well and ends in order; it is given some time.
     """
 
     def watch() -> None:
@@ -246,7 +275,8 @@ def _end_with(connection: socket.socket) -> None:
         hangup.register(connection.fileno(), select.POLLRDHUP)
         while not hangup.poll():
             pass
-        time.sleep(_GRACE_AFTER_HANGUP_S)
+        if serving.is_set():
+            time.sleep(_GRACE_AFTER_HANGUP_S)
         _kill_own_group()
 
     threading.Thread(target=watch, name="gateway-watch", daemon=True).start()
@@ -260,4 +290,4 @@ def _kill_own_group() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

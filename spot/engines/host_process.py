@@ -208,7 +208,8 @@ class HostProcess:
 
     def _with_cause(self, death: HostDied) -> HostDied:
         """A failed start, with the last error that the log tells of."""
-        if self._ready.is_set():
+        is_clear = death.fatal and not any(vague in death.message for vague in _VAGUE)
+        if self._ready.is_set() or is_clear:
             return death
         cause = last_error(self._last_lines)
         if cause is None or cause in death.message:
