@@ -85,13 +85,14 @@ def about_shared_memory(total_bytes: int | None, free_bytes: int) -> Finding:
 
 
 def about_open_files(soft: int, hard: int) -> Finding:
-    """The limits of `ulimit -n`."""
+    """The limits of `ulimit -n`; `serve` raises the soft one to the hard one by itself."""
     value = f"{soft} (at most {hard})"
-    if soft < MIN_OPEN_FILES:
+    if hard < MIN_OPEN_FILES:
         return Finding(
             *("machine", "open files", value, "warning"),
-            consequence=f"Connections are refused when about {soft} clients stream at once.",
-            remedy=f"Run `ulimit -n {min(max(hard, MIN_OPEN_FILES), 65536)}` before `serve`.",
+            consequence=f"Connections are refused when about {hard} clients stream at once.",
+            remedy="Raise the hard limit: LimitNOFILE= in a systemd unit, `docker run --ulimit "
+            "nofile=65536`, or /etc/security/limits.conf.",
         )
     return Finding("machine", "open files", value)
 
