@@ -22,7 +22,8 @@ Headers = list[tuple[bytes, bytes]]
 JSON_HEADER = (b"content-type", b"application/json")
 MAX_CONTAINERS = 200_000
 
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+# An open string goes to the end: starting again at each quote inside would take quadratic time.
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
