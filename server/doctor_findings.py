@@ -85,9 +85,9 @@ def about_shared_memory(total_bytes: int | None, free_bytes: int) -> Finding:
 
 
 def about_open_files(soft: int, hard: int) -> Finding:
-    """The limits of `ulimit -n`; `serve` raises the soft one to the hard one by itself."""
-    value = f"{soft} (at most {hard})"
-    if hard < MIN_OPEN_FILES:
+    """The limits of `ulimit -n`, -1 for none; `serve` raises the soft one by itself."""
+    value = f"{soft} ({f'at most {hard}' if hard >= 0 else 'no limit'})"
+    if 0 <= hard < MIN_OPEN_FILES:
         return Finding(
             *("machine", "open files", value, "warning"),
             consequence=f"Connections are refused when about {hard} clients stream at once.",

@@ -58,6 +58,7 @@ def test_little_memory_shm_or_open_files_is_a_warning() -> None:
     assert level(about_open_files(65536, 65536)) == "ok"
     assert level(about_open_files(1024, 1048576)) == "ok"
     assert level(about_open_files(1024, 1024)) == "warning"
+    assert level(about_open_files(1024, -1)) == "ok"
 
 
 @pytest.mark.parametrize(
