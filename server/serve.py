@@ -73,7 +73,8 @@ def _bind(settings: Settings) -> socket.socket:
     """The listening socket, bound before the model is loaded: a taken port is known at once."""
     if settings.uds is not None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        Path(settings.uds).unlink(missing_ok=True)
+        if Path(settings.uds).is_socket():  # left behind by an earlier run
+            Path(settings.uds).unlink()
         address: Any = settings.uds
     else:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -83,6 +84,7 @@ def _bind(settings: Settings) -> socket.socket:
     try:
         listener.bind(address)
     except OSError as error:
+        listener.close()
         shown = settings.uds or f"{settings.host}:{settings.port}"
         raise SettingsError(
             f"cannot listen on {shown}: {error.strerror}; choose another with --port "

@@ -1,0 +1,55 @@
+"""What `serve` refuses before it loads anything."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from server import serve
+from server.settings import Settings, SettingsError
+
+
+def test_a_taken_port_is_known_at_once_and_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"127.0.0.1:{port}.*--port"):
+            serve._bind(Settings(port=port))
+
+
+def test_port_0_takes_a_free_port() -> None:
+    with serve._bind(Settings(port=0)) as listener:
+        assert listener.getsockname()[1] > 0
+
+
+def test_a_unix_socket_is_bound(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with serve._bind(Settings(uds=str(path))):
+        assert path.is_socket()
+
+
+def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+    with pytest.raises(SettingsError, match="precious"):
+        serve._bind(Settings(uds=str(path)))
+    assert path.read_text() == "data"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(enable_auto_tool_choice=True), "--tool-call-parser"),
+        (Settings(ssl_keyfile=Path("key.pem")), "belong together"),
+        (
+            Settings(ssl_keyfile=Path("none.pem"), ssl_certfile=Path("none.pem")),
+            "--ssl-keyfile: there is no file",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_stop_the_start(settings: Settings, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        serve._check_together(settings)
