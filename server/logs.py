@@ -82,11 +82,11 @@ def describe_record(record: RequestRecord, end_s: float) -> dict[str, Any]:
     }
     if record.tenant:
         fields["tenant"] = record.tenant
+    if record.num_prompt_tokens:
+        fields |= {"model": record.model, "prompt_tokens": record.num_prompt_tokens}
     if record.submitted_s is not None:
         fields |= {
-            "model": record.model,
             "stream": record.stream,
-            "prompt_tokens": record.num_prompt_tokens,
             "cached_tokens": record.num_cached_tokens,
             "output_tokens": record.num_output_tokens,
             "finish": ",".join(record.finish_reasons),

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from server.demo_model import ensure_demo_embedding_model
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
 from server.metrics import Metrics
 from server.model_source import ResolvedModel, resolve_model
-from server.pools import PooledModel, Pools
+from server.pools import PooledModel, Pools, resolve_pooling_model
 from server.sampling import SamplingDefaults
 from server.settings import Settings, SettingsError
 from server.sse import StreamKeeper
@@ -29,8 +28,6 @@ logger = logging.getLogger("shuntyard.engine")
 
 Say = Callable[[str], None]
 
-DEMO = "demo"
-DEMO_EMBEDDING_NAME = "all-MiniLM-L6-v2"
 _LAST_LINES = 30
 
 
@@ -175,11 +172,7 @@ def _build_pools(settings: Settings, say: Say) -> tuple[Pools, list[PoolingEngin
 def _pooled(
     settings: Settings, name: str, task: Literal["embed", "score"], say: Say
 ) -> tuple[ResolvedModel, PoolingEngine]:
-    if name == DEMO and task == "embed":
-        folder = ensure_demo_embedding_model(progress=say)
-        model = ResolvedModel(folder, DEMO_EMBEDDING_NAME, is_demo=True)
-    else:
-        model = resolve_model(name, token=settings.hf_token, progress=say)
+    model = resolve_pooling_model(name, token=settings.hf_token, progress=say)
     config = PoolingConfig(
         model=str(model.path),
         task=task,

@@ -8,6 +8,7 @@ stays with the caller.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Literal, Protocol
 
 import msgspec
@@ -99,4 +100,9 @@ class Engine(Protocol):
 
     async def __aenter__(self) -> Engine: ...
 
-    async def __aexit__(self, *exc_info: object) -> None: ...
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
