@@ -5,6 +5,7 @@ The engine is constrained to a JSON text; these parsers turn that text, piece by
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import Any
 
@@ -162,17 +163,22 @@ class RequiredToolParser:
         self._depth += 1
 
     def _string_char(self, char: str) -> None:
-        if self._escaped:
-            self._escaped = False
-            self._token += char
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"':
+        if not self._escaped and char == '"':
             self._in_string = False
             if self._depth == 2 and self._value_depth is None:
                 if not self._after_colon:
-                    self._key = self._token
+                    self._key = _unescaped(self._token)
                 elif self._key == "name":
-                    self._name = self._token
-        elif self._value_depth is None:
+                    self._name = _unescaped(self._token)
+            return
+        self._escaped = char == "\\" and not self._escaped
+        if self._value_depth is None:
             self._token += char
+
+
+def _unescaped(text: str) -> str:
+    """The string that stands between the quotes of JSON text."""
+    try:
+        return str(json.loads(f'"{text}"'))
+    except ValueError:
+        return text
