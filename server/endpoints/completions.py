@@ -14,7 +14,7 @@ from server.endpoints.base import JsonEndpoint
 from server.endpoints.streaming import ChunkWriter, stream_run, usage_bytes
 from server.gateway import unix_s
 from server.generation_run import GenerationRun, usage
-from server.protocol.completions import CompletionRequest
+from server.protocol.completions import MAX_CHOICES, CompletionRequest
 from server.record import RequestRecord
 from server.sampling import (
     check_stream_options,
@@ -252,6 +252,12 @@ def _check_combinations(body: CompletionRequest) -> None:
     if body.suffix:
         raise NotSupported("suffix is not supported by this model.", param="suffix")
     check_stream_options(body)
+    if isinstance(body.prompt, list) and not isinstance(body.prompt[0], int):
+        num_choices = len(body.prompt) * (body.n or 1)
+        if num_choices > MAX_CHOICES:
+            raise InvalidRequest(
+                f"Prompts times n must be at most {MAX_CHOICES}, not {num_choices}.", param="n"
+            )
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest(
             "prompt_logprobs is not available with stream=true.", param="prompt_logprobs"

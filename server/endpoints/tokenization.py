@@ -11,6 +11,7 @@ from server.endpoints.base import JsonEndpoint
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from server.record import RequestRecord
 from server.text.conversation import template_messages, template_tools
+from server.text.prompting import decode_ids, encode_text
 from spot.errors import InvalidRequest
 
 
@@ -29,10 +30,11 @@ class Tokenize(JsonEndpoint[TokenizeRequest]):
         tokenizer = model.tokenizer
         if body.prompt is not None:
             special = body.add_special_tokens is not False
-            ids = tokenizer.encode(body.prompt, add_special_tokens=special)
+            ids = await encode_text(tokenizer, body.prompt, add_special_tokens=special)
         else:
             text = self._render(body)
-            ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+            special = bool(body.add_special_tokens)
+            ids = await encode_text(tokenizer, text, add_special_tokens=special)
         strings = [tokenizer.token_text(i) for i in ids] if body.return_token_strs else None
         await send_json(
             send,
@@ -89,4 +91,5 @@ class Detokenize(JsonEndpoint[DetokenizeRequest]):
             raise InvalidRequest(
                 f"Token ids must be below {model.vocab_size}; not {bad[:10]}.", param="tokens"
             )
-        await send_json(send, {"prompt": model.tokenizer.decode(body.tokens)})
+        text = await decode_ids(model.tokenizer, body.tokens)
+        await send_json(send, {"prompt": text})

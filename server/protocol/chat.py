@@ -59,7 +59,7 @@ ContentPart = Annotated[
     | Annotated[MediaPart, Tag("media")],
     Discriminator(_part_kind),
 ]
-Content = str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)]
+Content = str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class _Message(BaseModel):
@@ -106,7 +106,7 @@ class AssistantMessage(_Message):
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, fail_fast=True)
     function_call: FunctionCall | None = None
 
 
@@ -165,12 +165,14 @@ class NamedToolChoice(BaseModel):
 class ChatCompletionRequest(SamplingBody):
     """`POST /v1/chat/completions`: OpenAI's fields and vLLM's extras."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1, le=INT64_MAX)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT64_MAX)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=-1, le=MAX_TOP_LOGPROBS)
-    tools: list[Tool] | None = Field(default=None, min_length=1, max_length=MAX_TOOLS)
+    tools: list[Tool] | None = Field(
+        default=None, min_length=1, max_length=MAX_TOOLS, fail_fast=True
+    )
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
@@ -178,7 +180,7 @@ class ChatCompletionRequest(SamplingBody):
     )
     include_reasoning: bool | None = True
     service_tier: str | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: list[Literal["text"]] | None = Field(default=None, fail_fast=True)
     audio: None = None
 
     echo: bool | None = False
@@ -187,4 +189,4 @@ class ChatCompletionRequest(SamplingBody):
     add_special_tokens: bool | None = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)

@@ -13,8 +13,8 @@ MAX_INPUTS = 2048
 MAX_DOCUMENTS = 10_000
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
-InputIds = Annotated[list[TokenId], Field(min_length=1)]
-Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+InputIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)]
 
 
 class PoolingBody(RequestBody):
@@ -38,8 +38,12 @@ def _input_kind(value: Any) -> str:
 EmbeddingInput = Annotated[
     Annotated[NonEmpty, Tag("text")]
     | Annotated[InputIds, Tag("ids")]
-    | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS), Tag("texts")]
-    | Annotated[list[InputIds], Field(min_length=1, max_length=MAX_INPUTS), Tag("id_lists")],
+    | Annotated[
+        list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("texts")
+    ]
+    | Annotated[
+        list[InputIds], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("id_lists")
+    ],
     Discriminator(_input_kind),
 ]
 
@@ -75,7 +79,11 @@ class RerankRequest(PoolingBody):
 
     query: str
     documents: (
-        str | Annotated[list[str | TextDocument], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+        str
+        | Annotated[
+            list[str | TextDocument],
+            Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True),
+        ]
     )
     top_n: int | None = Field(default=None, ge=0, le=INT64_MAX)
     return_documents: bool | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
@@ -37,7 +38,7 @@ class StructuredOutputs(BaseModel):
     json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = Field(default=None, min_length=1)
+    choice: list[str] | None = Field(default=None, min_length=1, fail_fast=True)
     grammar: str | None = None
     structural_tag: str | None = None
     disable_any_whitespace: bool = False
@@ -87,6 +88,10 @@ ResponseFormat = Annotated[
 ]
 
 
+def _is_finite_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 class SamplingBody(RequestBody):
     """The shared fields. None means absent: the server's default applies."""
 
@@ -95,7 +100,7 @@ class SamplingBody(RequestBody):
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_N)
     seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
-    stop: StopString | list[StopString] | None = None
+    stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] | None = None
     temperature: Finite | None = Field(default=None, ge=0, le=2)
     top_p: Finite | None = Field(default=None, ge=0, le=1)
     presence_penalty: Finite | None = Field(default=None, ge=-2, le=2)
@@ -109,12 +114,12 @@ class SamplingBody(RequestBody):
     repetition_penalty: Finite | None = Field(default=None, gt=0, le=100)
     min_tokens: int | None = Field(default=None, ge=0, le=INT64_MAX)
     ignore_eos: bool | None = False
-    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=1024)
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=1024, fail_fast=True)
     skip_special_tokens: bool | None = True
     spaces_between_special_tokens: bool | None = True
     include_stop_str_in_output: bool | None = False
-    bad_words: list[str] | None = Field(default=None, max_length=1024)
-    allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
+    bad_words: list[str] | None = Field(default=None, max_length=1024, fail_fast=True)
+    allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1, fail_fast=True)
     prompt_logprobs: int | None = Field(default=None, ge=-1, le=INT64_MAX)
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=INT64_MAX)
     structured_outputs: StructuredOutputs | None = None
@@ -127,6 +132,17 @@ class SamplingBody(RequestBody):
     thinking_token_budget: int | None = Field(default=None, ge=0, le=INT64_MAX)
     vllm_xargs: dict[str, Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _numbers(cls, value: object) -> object:
+        """Said once for the whole map, however many values are wrong."""
+        if isinstance(value, dict):
+            bad = [key for key, bias in value.items() if not _is_finite_number(bias)]
+            if bad:
+                keys = ", ".join(repr(key[:32]) for key in bad[:10])
+                raise ValueError(f"biases must be finite numbers; those of {keys} are not")
+        return value
 
     @field_validator("stop")
     @classmethod

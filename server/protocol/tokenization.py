@@ -16,8 +16,10 @@ class TokenizeRequest(RequestBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
-    tools: list[Tool] | None = None
+    messages: list[Message] | None = Field(
+        default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
+    )
+    tools: list[Tool] | None = Field(default=None, fail_fast=True)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
@@ -30,4 +32,4 @@ class DetokenizeRequest(RequestBody):
     """Token ids to text."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: list[TokenId] = Field(fail_fast=True)

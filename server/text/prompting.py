@@ -1,4 +1,4 @@
-"""Prompt text to token ids, off the event loop when it is long."""
+"""Prompt text to token ids and back, off the event loop when it is long."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import anyio.to_thread
 
 from server.gateway import ServedModel
 from server.sampling import context_exceeded
+from server.text.tokenizer import ChatTokenizer
 from spot.errors import InvalidRequest
 
 # Above this, encoding takes long enough (about 5 ms) to be felt by other streams.
@@ -28,13 +29,26 @@ async def encode_prompt(
     limit = model.max_model_len
     if truncate_to is None and len(text) > limit * model.tokenizer.max_token_chars:
         raise context_exceeded(limit, None, param)
-    if len(text) > LONG_TEXT_CHARS:
-        ids = await anyio.to_thread.run_sync(
-            lambda: model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        )
-    else:
-        ids = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    ids = await encode_text(model.tokenizer, text, add_special_tokens=add_special_tokens)
     return check_prompt(model, ids, truncate_to=truncate_to, param=param)
+
+
+async def encode_text(
+    tokenizer: ChatTokenizer, text: str, *, add_special_tokens: bool
+) -> list[int]:
+    """Token ids of a text of any length. Raises InvalidRequest for text that is not Unicode."""
+    if len(text) <= LONG_TEXT_CHARS:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await anyio.to_thread.run_sync(
+        lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    )
+
+
+async def decode_ids(tokenizer: ChatTokenizer, ids: list[int]) -> str:
+    """The text of token ids, however many."""
+    if len(ids) <= LONG_TEXT_CHARS:
+        return tokenizer.decode(ids)
+    return await anyio.to_thread.run_sync(tokenizer.decode, ids)
 
 
 def check_prompt(
