@@ -19,17 +19,21 @@ from starlette.routing import BaseRoute, Route
 
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
+from server.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.protocol.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
     CompletionChunk,
     DetokenizeResponse,
+    EmbeddingList,
     ErrorResponse,
     LoadResponse,
     ModelCard,
     ModelCards,
     ReadyResponse,
+    RerankResponse,
+    ScoreResponse,
     TokenizeResponse,
     VersionResponse,
 )
@@ -38,7 +42,7 @@ from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 JsonObject = dict[str, Any]
 Models = Mapping[Any, JsonObject]
 
-OPENAI, TOKENS, OPERATIONS = "OpenAI", "Tokens", "Operations"
+OPENAI, RANKING, TOKENS, OPERATIONS = "OpenAI", "Ranking", "Tokens", "Operations"
 JSON, SSE = "application/json", "text/event-stream"
 METRICS_TEXT = "text/plain; version=0.0.4"
 
@@ -80,6 +84,8 @@ class Operation:
     errors: tuple[int, ...] = _ANY
 
 
+_RERANK_EXAMPLE = {"query": "A pet", "documents": ["A car", "A cat"]}
+
 TABLE = (
     Operation(
         "POST",
@@ -116,6 +122,50 @@ TABLE = (
         "One of the models; its name may hold slashes",
         answer=ModelCard,
         errors=(404, *_ANY),
+    ),
+    Operation(
+        "POST",
+        "/v1/embeddings",
+        "createEmbedding",
+        OPENAI,
+        "Texts to vectors",
+        answer=EmbeddingList,
+        request=EmbeddingRequest,
+        example={"input": ["Hello!", "Good bye."]},
+        errors=_BODY,
+    ),
+    Operation(
+        "POST",
+        "/v1/rerank",
+        "rerank",
+        RANKING,
+        "Sort documents by their relevance to a query",
+        answer=RerankResponse,
+        request=RerankRequest,
+        example=_RERANK_EXAMPLE,
+        errors=_BODY,
+    ),
+    Operation(
+        "POST",
+        "/v2/rerank",
+        "rerankV2",
+        RANKING,
+        "The same, where Cohere's clients look for it",
+        answer=RerankResponse,
+        request=RerankRequest,
+        example=_RERANK_EXAMPLE,
+        errors=_BODY,
+    ),
+    Operation(
+        "POST",
+        "/v1/score",
+        "score",
+        RANKING,
+        "How well texts go together, pair by pair",
+        answer=ScoreResponse,
+        request=ScoreRequest,
+        example={"text_1": "A cat", "text_2": ["A kitten", "A car"]},
+        errors=_BODY,
     ),
     Operation(
         "POST",

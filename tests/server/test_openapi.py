@@ -12,10 +12,12 @@ from pydantic import BaseModel
 from starlette.routing import Route
 
 from server.app import HttpOptions, build_app
+from server.endpoints.pooling import pooling_routes
 from server.errors import _KINDS, describe
 from server.gateway import Admission, Gateway, ServedModel
 from server.metrics import Metrics
 from server.openapi import TABLE, template
+from server.pools import Pools
 from server.protocol.responses import ErrorType
 from server.sse import StreamKeeper
 from spot.engines.scripted import ScriptedEngine
@@ -34,7 +36,7 @@ def application(options: HttpOptions | None = None) -> FastAPI:
         keeper=StreamKeeper(keep_alive_s=0, stalled_reader_s=1),
         version="1.2.3",
     )
-    return build_app(gateway, options=options)
+    return build_app(gateway, options=options, further_routes=pooling_routes(gateway, Pools()))
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,13 @@ def test_an_operation_without_a_route_is_left_out() -> None:
     document = app.openapi()
     assert "/v1/completions" not in document["paths"]
     assert "CompletionRequest" not in document["components"]["schemas"]
+
+
+def test_pooling_is_documented_only_where_it_is_served() -> None:
+    with serving("Hello.") as server:
+        paths = server.http.get("/openapi.json").json()["paths"]
+    assert "/v1/embeddings" not in paths
+    assert "/v1/models" in paths
 
 
 def test_operation_ids_are_unique() -> None:
