@@ -6,9 +6,8 @@ output, however long nobody reads.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-
-import anyio
 
 from spot.engines.base import Engine
 from spot.errors import ShuntyardError
@@ -44,7 +43,7 @@ class Collector:
         self._received: set[int] = set()
         self._pending: dict[int, TokenDelta] = {}
         self._error: ShuntyardError | None = None
-        self._event: anyio.Event | None = None
+        self._awaited: asyncio.Future[None] | None = None
         self._poked = False
         self._open: set[int] = set()
 
@@ -103,8 +102,8 @@ class Collector:
         self._wake()
 
     def _wake(self) -> None:
-        if self._event is not None:
-            self._event.set()
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
 
     async def receive(self) -> list[tuple[int, TokenDelta]]:
         """Everything that has arrived, merged per generation; waits until there is something.
@@ -117,9 +116,10 @@ class Collector:
                 break
             if self._error is not None:
                 raise self._error
-            self._event = anyio.Event()
-            await self._event.wait()
-            self._event = None
+            # A bare future: an anyio event per token is a tenth of what a token costs.
+            self._awaited = asyncio.get_running_loop().create_future()
+            await self._awaited
+            self._awaited = None
         self._poked = False
         self._received.update(ready)
         return [(index, self._pending.pop(index)) for index in ready]
