@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -53,7 +54,8 @@ async def stream_run(
     is a plain error; a keep-alive comment may come first when the engine takes long.
     """
     record.stream = True
-    stream = EventStream(send, poke=run.poke, now_s=anyio.current_time)
+    # The loop's own clock: anyio.current_time looks the loop up anew, twice per token.
+    stream = EventStream(send, poke=run.poke, now_s=asyncio.get_running_loop().time)
     with anyio.CancelScope() as scope:
         stream.abandon = scope.cancel
         gateway.keeper.add(stream)
