@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 from typing import Self
 
@@ -88,7 +89,7 @@ class GenerationRun:
         deltas = await self._collector.receive()
         if not deltas:
             return result
-        now_s = anyio.current_time()
+        now_s = asyncio.get_running_loop().time()
         for index, delta in deltas:
             if delta.prompt_logprobs is not None:
                 self.prompt_logprobs[index] = delta.prompt_logprobs
