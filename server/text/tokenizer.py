@@ -15,6 +15,34 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from spot.errors import InvalidRequest, ShuntyardError
 
+# What `apply_chat_template` is told by us; a request's chat_template_kwargs are for the template.
+_RESERVED_KWARGS = frozenset(
+    {
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "tokenizer_kwargs",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+    }
+)
+# A template is a program, and the conversation its input: what either may run into.
+_TEMPLATE_ERRORS = (
+    TemplateError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
 
 class TokenizerError(ShuntyardError):
     """The folder holds no tokenizer that can be used here."""
@@ -147,9 +175,8 @@ class ChatTokenizer:
                 "or use /v1/completions.",
                 param="messages",
             )
-        kwargs = dict(template_kwargs or {})
-        for reserved in ("tokenize", "return_tensors", "return_dict", "messages", "conversation"):
-            kwargs.pop(reserved, None)
+        given = template_kwargs or {}
+        kwargs = {name: given[name] for name in given if name not in _RESERVED_KWARGS}
         try:
             text = self.hf.apply_chat_template(
                 messages,
@@ -161,14 +188,7 @@ class ChatTokenizer:
                 continue_final_message=continue_final_message,
                 **kwargs,
             )
-        except (
-            TemplateError,
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            IndexError,
-        ) as error:
+        except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(
                 f"The chat template refused the conversation: {str(error)[:300]}", param="messages"
             ) from None
