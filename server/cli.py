@@ -36,6 +36,32 @@ examples:
 """
 
 
+# Flags of vLLM's own front end, which this server replaces, and what to do instead.
+_VLLM_FRONTEND_FLAGS = {
+    "--disable-fastapi-docs": "use --no-docs",
+    "--uvicorn-log-level": "use --log-level",
+    "--disable-uvicorn-access-log": "use --no-log-requests",
+    "--enable-log-requests": "requests are logged unless --no-log-requests is given",
+    "--api-server-count": "one front-end process serves all",
+    "--enable-request-id-headers": "request ids are always sent",
+    "--enable-server-load-tracking": "/load is always there",
+    "--enable-prompt-tokens-details": "cached tokens are always reported",
+    "--max-num-queued-reqs": "use --max-queue-length",
+    "--h11-max-incomplete-event-size": "the HTTP parser is not h11; leave it out",
+    "--h11-max-header-count": "the HTTP parser is not h11; leave it out",
+    "--middleware": "put a proxy in front instead",
+    "--lora-modules": "serving LoRA adapters by name is not supported yet",
+}
+
+
+def _check_engine_flags(engine_flags: Sequence[str]) -> None:
+    """Raises SettingsError for a flag of vLLM's front end, saying what stands for it here."""
+    for argument in engine_flags:
+        hint = _VLLM_FRONTEND_FLAGS.get(argument.split("=", 1)[0])
+        if hint is not None:
+            raise SettingsError(f"{argument} belongs to vLLM's own server; here, {hint}")
+
+
 def _version() -> str:
     from server.version import VERSION
 
@@ -178,6 +204,7 @@ def _serve(flags: dict[str, Any], engine_flags: list[str]) -> int:
             return 2
         flags["model"] = positional
     try:
+        _check_engine_flags(engine_flags)
         settings = load_settings(flags, config=config)
         return serve(settings, engine_flags)
     except SettingsError as error:

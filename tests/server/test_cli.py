@@ -114,3 +114,11 @@ def test_no_command_shows_usage(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main([])
     assert caught.value.code == 2
     assert "usage: shuntyard" in capsys.readouterr().err
+
+
+def test_a_flag_of_vllms_front_end_says_what_stands_for_it_here(
+    served: list[tuple[Settings, list[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", "--disable-fastapi-docs"]) == 2
+    assert "--no-docs" in capsys.readouterr().err
+    assert not served
