@@ -25,7 +25,7 @@ def frame(payload: bytes) -> bytes:
 
 
 class EventStream:
-    """One event-stream response. `start` may be late: nothing is sent before it."""
+    """One event-stream response. It starts with the first write: nothing is sent before that."""
 
     def __init__(self, send: Send, *, poke: Callable[[], None], now_s: Callable[[], float]) -> None:
         self._send = send
@@ -36,28 +36,25 @@ class EventStream:
         self.sending_since_s: float | None = None
         self.abandon: Callable[[], None] | None = None
 
-    async def start(self) -> None:
-        """Send the status line and headers."""
-        self.started = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-
     async def write(self, data: bytes) -> None:
         """Send whole frames, after the start if need be. Waits while the client does not read."""
-        if not self.started:
-            await self.start()
-        self.sending_since_s = self._now_s()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self.sending_since_s = None
-        self.last_sent_s = self._now_s()
+        await self._send_body(data, more_body=True)
 
     async def keep_alive(self) -> None:
         await self.write(KEEP_ALIVE)
 
     async def finish(self, data: bytes = b"") -> None:
-        """Send the last frames and end the response."""
+        """Send the last frames and end the response. Waits as `write` does."""
+        await self._send_body(data, more_body=False)
+
+    async def _send_body(self, data: bytes, *, more_body: bool) -> None:
+        self.sending_since_s = self._now_s()
         if not self.started:
-            await self.start()
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more_body})
+        self.sending_since_s = None
+        self.last_sent_s = self._now_s()
 
 
 class StreamKeeper:
