@@ -21,6 +21,7 @@ from server.app import HttpOptions, build_app
 from server.endpoints.pooling import pooling_routes
 from server.errors import ShuttingDown
 from server.gateway import Gateway
+from server.heap import freeze_heap
 from server.logs import RequestLog, configure_logging
 from server.parts import Parts, build_parts
 from server.settings import Settings, SettingsError
@@ -42,6 +43,7 @@ def serve(settings: Settings, engine_flags: list[str]) -> int:
     _raise_file_limit()
     listener = _bind(settings)
     parts = build_parts(settings, engine_flags, say)
+    freeze_heap()
     return anyio.run(partial(_run, settings, parts, listener), backend_options={"use_uvloop": True})
 
 
