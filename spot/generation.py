@@ -100,10 +100,12 @@ class TokenDelta(msgspec.Struct, array_like=True, omit_defaults=True):
     num_cached_tokens: int | None = None
 
     def merge(self, later: TokenDelta) -> None:
-        """Append `later` to this delta, in place."""
-        self.token_ids = self.token_ids + later.token_ids
+        """Append `later` to this delta, in place. Whoever merges owns this delta's lists."""
+        self.token_ids.extend(later.token_ids)
         if later.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + later.logprobs
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs.extend(later.logprobs)
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
         if later.num_cached_tokens is not None:
