@@ -7,8 +7,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,8 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
 
         async def announce() -> None:
             nonlocal exit_code
+            watching = anyio.CancelScope()
+            group.start_soon(_say_progress, engine, watching)
             try:
                 await _announce_when_ready(settings, parts, listener)
             except EngineFailed as error:
@@ -161,6 +163,8 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
                 say(f"[red]the engine cannot start:[/red] {error.message}")
                 exit_code = 1
                 server.should_exit = True
+            finally:
+                watching.cancel()
 
         async with anyio.create_task_group() as group:
             group.start_soon(announce)
@@ -180,10 +184,9 @@ async def _stop_on_signal(server: uvicorn.Server) -> None:
 
 
 async def _announce_when_ready(settings: Settings, parts: Parts, listener: socket.socket) -> None:
-    async with _progress(parts.engine):
-        await parts.engine.wait_ready()
-        for pooling_engine in parts.pooling_engines:
-            await pooling_engine.wait_ready()
+    await parts.engine.wait_ready()
+    for pooling_engine in parts.pooling_engines:
+        await pooling_engine.wait_ready()
     name = parts.gateway.model.names[0]
     if settings.uds:
         say(f"[green]{name} is ready[/green] on {settings.uds}")
@@ -197,23 +200,16 @@ async def _announce_when_ready(settings: Settings, parts: Parts, listener: socke
     )
 
 
-@asynccontextmanager
-async def _progress(engine: Engine) -> AsyncIterator[None]:
-    """Say what the engine is doing, whenever that changes."""
-
-    async def watch() -> None:
-        said = ""
+async def _say_progress(engine: Engine, watching: anyio.CancelScope) -> None:
+    """Say what the engine is doing, whenever that changes, until `watching` is cancelled."""
+    said = ""
+    with watching:
         while True:
             detail = engine.status.detail
             if detail and detail != said:
                 said = detail
                 say(f"engine: {detail}")
             await anyio.sleep(0.2)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
-        yield
-        group.cancel_scope.cancel()
 
 
 def _http_options(settings: Settings) -> HttpOptions:
