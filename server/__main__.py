@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
+from server.cli import run
 
-from server.cli import main
-
-sys.exit(main())
+run()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import os
 import sys
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
 
@@ -217,8 +219,20 @@ def _serve(flags: dict[str, Any], engine_flags: list[str]) -> int:
         return 130
 
 
+def run() -> NoReturn:
+    """The console script: `main`, and an end without the interpreter's own.
+
+    Libraries that come in with transformers complain of leaks when the interpreter takes them down.
+    """
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()
 
 
 __all__ = ["ENV_PREFIX", "build_parser", "main", "split_engine_flags"]
