@@ -51,7 +51,6 @@ class _Running:
     sink: DeltaSink
     script: Sequence[int] | None
     output: list[int] = field(default_factory=list)
-    rng: random.Random = field(default_factory=random.Random)
     prefix_hash: bytes = b""
 
 
@@ -89,6 +88,7 @@ class ScriptedEngine:
         self.faults = faults or Faults()
         self.aborted: list[str] = []
         self.submitted: list[Generation] = []
+        self._chance = random.Random()
         self._state: EngineState = "stopped"
         self._detail = ""
         self._running: dict[str, _Running] = {}
@@ -119,7 +119,6 @@ class ScriptedEngine:
         script = None if self.script is None else self.script(generation)
         job = _Running(generation, sink, script)
         if script is None:
-            job.rng = random.Random(generation.sampling.seed)
             job.prefix_hash = _hash_tokens(b"", generation.prompt_token_ids)
         self._waiting[generation.id] = job
         self._wakeup.set()
@@ -249,12 +248,20 @@ class ScriptedEngine:
                 return token_id, None
             return token_id, self._logprobs_at(job, token_id)
         logits = self._logits(job)
-        token_id = _sample(logits, job.generation.sampling.temperature, job.rng)
+        token_id = _sample(logits, job.generation.sampling.temperature, self._rng(job))
         entry = None
         if job.generation.sampling.logprobs is not None:
             entry = _top_logprobs(logits, token_id, job.generation.sampling.logprobs)
         job.prefix_hash = _hash_tokens(job.prefix_hash, [token_id])
         return token_id, entry
+
+    def _rng(self, job: _Running) -> random.Random:
+        """With a seed, chance depends on the seed and the position only."""
+        seed = job.generation.sampling.seed
+        if seed is None:
+            return self._chance
+        position = len(job.generation.prompt_token_ids) + len(job.output)
+        return random.Random(f"{seed}@{position}")
 
     def _logits(self, job: _Running) -> dict[int, float]:
         sampling = job.generation.sampling
@@ -280,8 +287,10 @@ class ScriptedEngine:
     def _prompt_logprobs(self, job: _Running) -> list[TokenLogprobs | None]:
         prompt = job.generation.prompt_token_ids
         entries: list[TokenLogprobs | None] = [None]
+        context = b""
         for position in range(1, len(prompt)):
-            logits = _hashed_logits(_hash_tokens(b"", prompt[:position]), self._card.vocab_size)
+            context = _hash_tokens(context, [prompt[position - 1]])
+            logits = _hashed_logits(context, self._card.vocab_size)
             logits.setdefault(prompt[position], 0.0)
             top = job.generation.sampling.prompt_logprobs or 0
             entries.append(_top_logprobs(logits, prompt[position], top))
@@ -289,10 +298,10 @@ class ScriptedEngine:
 
 
 def _hash_tokens(prefix: bytes, token_ids: Sequence[int]) -> bytes:
-    digest = hashlib.blake2b(prefix, digest_size=16)
+    """A hash of all tokens so far: of `prefix` and one more, token by token."""
     for token_id in token_ids:
-        digest.update(token_id.to_bytes(4, "little"))
-    return digest.digest()
+        prefix = hashlib.blake2b(prefix + token_id.to_bytes(4, "little"), digest_size=16).digest()
+    return prefix
 
 
 def _hashed_logits(context: bytes, vocab_size: int) -> dict[int, float]:
