@@ -20,6 +20,7 @@ class GenerationRun:
     """A context manager around the generations of one request; leaving it aborts the rest.
 
     num_prompt_tokens: counted once per prompt, however many choices share it.
+    num_choices: of each prompt. What the later ones find in the prefix cache is the first one's.
     prompt_logprobs: per generation, from its first delta on, if they were asked for.
     """
 
@@ -31,9 +32,11 @@ class GenerationRun:
         assemblers: list[ChoiceAssembler],
         *,
         num_prompt_tokens: int,
+        num_choices: int = 1,
         stream_interval: int = 1,
     ) -> None:
         self._gateway = gateway
+        self._num_choices = num_choices
         self._record = record
         self._assemblers = assemblers
         self._collector = Collector(
@@ -93,7 +96,7 @@ class GenerationRun:
         for index, delta in deltas:
             if delta.prompt_logprobs is not None:
                 self.prompt_logprobs[index] = delta.prompt_logprobs
-            if delta.num_cached_tokens is not None:
+            if delta.num_cached_tokens is not None and index % self._num_choices == 0:
                 self._record.num_cached_tokens += delta.num_cached_tokens
             piece = self._assemblers[index].push(delta)
             self._record.num_output_tokens += len(piece.token_ids)

@@ -160,6 +160,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             job.generations,
             job.assemblers,
             num_prompt_tokens=len(job.prompt_token_ids),
+            num_choices=len(job.generations),
             stream_interval=(
                 (body.stream_interval or self.gateway.limits.stream_interval) if body.stream else 1
             ),

@@ -106,6 +106,7 @@ class Completions(JsonEndpoint[CompletionRequest]):
             job.generations,
             job.assemblers,
             num_prompt_tokens=num_prompt_tokens,
+            num_choices=job.n,
             stream_interval=(
                 (body.stream_interval or self.gateway.limits.stream_interval) if body.stream else 1
             ),

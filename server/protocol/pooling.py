@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from server.protocol.base import RequestBody
-from server.protocol.sampling import INT64_MAX, TokenId
+from server.protocol.sampling import INT64_MAX, TokenId, input_kind
 
 MAX_INPUTS = 2048
 MAX_DOCUMENTS = 10_000
@@ -25,16 +25,6 @@ class PoolingBody(RequestBody):
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=INT64_MAX)
 
 
-def _input_kind(value: Any) -> str:
-    """Which form of input is meant, by its first element, so that errors are about that form."""
-    if not isinstance(value, list):
-        return "text"
-    first = value[0] if value else None
-    if isinstance(first, list):
-        return "id_lists"
-    return "ids" if isinstance(first, int) and not isinstance(first, bool) else "texts"
-
-
 EmbeddingInput = Annotated[
     Annotated[NonEmpty, Tag("text")]
     | Annotated[InputIds, Tag("ids")]
@@ -44,7 +34,7 @@ EmbeddingInput = Annotated[
     | Annotated[
         list[InputIds], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("id_lists")
     ],
-    Discriminator(_input_kind),
+    Discriminator(input_kind),
 ]
 
 

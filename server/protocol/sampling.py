@@ -20,6 +20,19 @@ StopString = Annotated[str, StringConstraints(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
+def input_kind(value: Any) -> str:
+    """Which form of text or token ids is meant, by its first element.
+
+    So errors are about that form, not about all of them.
+    """
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else None
+    if isinstance(first, list):
+        return "id_lists"
+    return "ids" if isinstance(first, int) and not isinstance(first, bool) else "texts"
+
+
 class StreamOptions(BaseModel):
     """Options of a stream. `continuous_usage_stats` is vLLM's, obfuscation is accepted only."""
 

@@ -377,7 +377,8 @@ ACCEPTED: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "nul \x00 é 😀"}]},
     {"messages": [USER, ASSISTANT]},
     {"messages": [{"role": "tool", "content": "x"}]},
-    {"messages": [{"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": ""}]}]},
+    {"messages": [{"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "x"}]}
+    ]},
     {"messages": [{**USER, "name": "bob", "unknown": 1}]},
 ]  # fmt: skip
 
