@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from spot.engines.vllm_compat.engine_core import EngineCore
 
 _READ_BYTES = 256 * 1024
-_SHUTDOWN_TIMEOUT_S = 3.0
+_SHUTDOWN_TIMEOUT_S = 1.0
 _GRACE_AFTER_HANGUP_S = 5.0
 _MAX_REASON_CHARS = 2000
 

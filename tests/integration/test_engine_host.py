@@ -149,7 +149,7 @@ async def test_the_card_tells_the_engines_limits(engine: HostedEngine) -> None:
     assert (card.max_model_len, card.engine, card.max_num_seqs) == (MAX_MODEL_LEN, "vllm", 8)
     assert card.vocab_size > 1000
     assert card.num_kv_blocks * card.block_size >= MAX_MODEL_LEN
-    assert len(engine.status.pids) >= 3
+    assert len(engine.status.pids) >= 2
 
 
 async def test_greedy_output_is_repeatable_and_streams(

@@ -1,5 +1,6 @@
 """All that touches vLLM's internals, pinned to one minor version.
 
-Nothing here is imported by the gateway unless a tool or reasoning parser was asked for: importing
-vLLM costs about six seconds and 600 MB.
+Importing vLLM costs seconds and hundreds of megabytes, so the gateway does not: what it needs from
+here (`environment`, `progress`, and `parsers` for the Hermes format) does without. Only another
+tool call parser, or a reasoning parser, brings vLLM into the gateway's process.
 """

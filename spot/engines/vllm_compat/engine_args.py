@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 _MIN_BATCHED_TOKENS = 4096
 
@@ -75,16 +77,36 @@ def build_config(args: Mapping[str, Any]) -> Any:
     parser = _parser(keep_json=False)
     namespace = parser.parse_args(_to_argv(parser, complete))
     engine_args = AsyncEngineArgs.from_cli_args(namespace)
-    if is_cpu and not engine_args.enable_chunked_prefill:
+    if is_cpu:
         _fit_prompts_in_one_step(engine_args)
+        _run_worker_in_engine_core(engine_args)
     return engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
 def _fit_prompts_in_one_step(engine_args: AsyncEngineArgs) -> None:
     """Without chunked prefill a step must take the longest prompt."""
+    if engine_args.enable_chunked_prefill:
+        return
     if engine_args.max_num_batched_tokens is None:
         max_model_len = engine_args.create_model_config().max_model_len
         engine_args.max_num_batched_tokens = max(_MIN_BATCHED_TOKENS, max_model_len)
+
+
+def _run_worker_in_engine_core(engine_args: AsyncEngineArgs) -> None:
+    """Save the worker process where there is only one.
+
+    vLLM gives each CPU worker a process, to bind its threads; the engine core then spins while it
+    waits for the worker, on a core that should compute. Threads that are not bound need none.
+    """
+    is_alone = (
+        engine_args.tensor_parallel_size
+        * engine_args.pipeline_parallel_size
+        * engine_args.data_parallel_size
+        == 1
+    )
+    is_bound = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind"
+    if is_alone and not is_bound and engine_args.distributed_executor_backend is None:
+        engine_args.distributed_executor_backend = UniProcExecutor
 
 
 def _parser(*, keep_json: bool) -> _FlagParser:

@@ -35,6 +35,7 @@ _USED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     ("vllm.v1.engine.exceptions", "EngineDeadError", ()),
     ("vllm.v1.executor", "Executor.get_class", ("vllm_config",)),
+    ("vllm.v1.executor.uniproc_executor", "UniProcExecutor", ()),
     (
         "vllm.v1.engine",
         "EngineCoreOutput",

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from spot.engines.vllm_compat.engine_args import (
     EngineFlagError,
     _parser,
+    _run_worker_in_engine_core,
     _to_argv,
     parse_engine_flags,
     with_defaults,
@@ -104,6 +106,24 @@ def test_defaults_yield_to_what_the_user_set() -> None:
 def test_cpu_defaults_are_for_cpus() -> None:
     assert "enable_chunked_prefill" not in with_defaults({}, is_cpu=False)
     assert with_defaults({}, is_cpu=True)["enable_chunked_prefill"] is False
+
+
+@pytest.mark.parametrize(
+    ("threads", "changes", "expected"),
+    [
+        ("nobind", {}, UniProcExecutor),
+        ("auto", {}, None),
+        ("nobind", {"tensor_parallel_size": 2}, None),
+        ("nobind", {"distributed_executor_backend": "mp"}, "mp"),
+    ],
+)
+def test_a_single_worker_lives_in_the_engine_core(
+    monkeypatch: pytest.MonkeyPatch, threads: str, changes: dict[str, Any], expected: object
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", threads)
+    args = round_trip({"model": "m", **changes})
+    _run_worker_in_engine_core(args)
+    assert args.distributed_executor_backend == expected
 
 
 def test_every_default_is_a_flag_of_vllm() -> None:
