@@ -2,6 +2,7 @@
 
 HttpError (a ShuntyardError that only HTTP knows)
 ├── BadBody             400   not JSON, not an object, not decodable
+├── BadHttp             400   not HTTP
 ├── Unauthorized        401
 ├── ModelNotFound       404
 ├── RouteNotFound       404
@@ -43,6 +44,10 @@ class HttpError(ShuntyardError):
 
 class BadBody(HttpError):
     """The body is not JSON, or not a JSON object."""
+
+
+class BadHttp(HttpError):
+    """The request is not HTTP. The connection is closed."""
 
 
 class Unauthorized(HttpError):
@@ -113,6 +118,7 @@ _SERVER = "server_error"
 # The most specific class wins: `describe` walks a class's ancestors in order.
 _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     BadBody: (400, _INVALID, "invalid_json"),
+    BadHttp: (400, _INVALID, "invalid_http"),
     Unauthorized: (401, "authentication_error", "invalid_api_key"),
     ModelNotFound: (404, "not_found_error", "model_not_found"),
     RouteNotFound: (404, "not_found_error", "route_not_found"),

@@ -22,6 +22,7 @@ from server.endpoints.pooling import pooling_routes
 from server.errors import ShuttingDown
 from server.gateway import Gateway
 from server.heap import freeze_heap
+from server.http_protocol import HttpProtocol
 from server.logs import RequestLog, configure_logging
 from server.parts import Parts, build_parts
 from server.settings import Settings, SettingsError
@@ -229,7 +230,7 @@ def _uvicorn_config(settings: Settings, app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -32,6 +32,7 @@ from server.app import HttpOptions, build_app
 from server.demo_model import ensure_demo_model
 from server.errors import ShuttingDown
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
+from server.http_protocol import HttpProtocol
 from server.logs import RequestLog
 from server.metrics import Metrics
 from server.sampling import SamplingDefaults
@@ -491,7 +492,7 @@ class _LoopThread:
     async def _serve(self) -> None:
         config = uvicorn.Config(
             self._app,
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

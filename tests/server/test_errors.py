@@ -21,6 +21,7 @@ INVALID, SERVER = "invalid_request_error", "server_error"
 # Status, type and code. Where a class has fields that decide more, the tests below look at them.
 EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
     http.BadBody: (400, INVALID, "invalid_json"),
+    http.BadHttp: (400, INVALID, "invalid_http"),
     http.Unauthorized: (401, "authentication_error", "invalid_api_key"),
     http.ModelNotFound: (404, "not_found_error", "model_not_found"),
     http.RouteNotFound: (404, "not_found_error", "route_not_found"),
