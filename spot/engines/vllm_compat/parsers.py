@@ -12,7 +12,7 @@ from typing import Any
 
 from spot.engines.hermes import HermesParser, new_tool_call_id
 from spot.errors import InvalidRequest
-from spot.parsed import OutputParser, ParsedDelta, ToolCallDelta
+from spot.parsed import ChainedParser, OutputParser, ParsedDelta, ToolCallDelta
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ParserFactory:
         if self._parser_cls is not None:
             parser = VllmParser(self._make, _request(body), prompt_token_ids, self._tags)
         if self._is_hermes and _wants_tools(body):
-            return HermesParser() if parser is None else _Chain(parser, HermesParser())
+            return HermesParser() if parser is None else ChainedParser(parser, HermesParser())
         return parser or _PlainParser()
 
     def adjust(self, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -250,20 +250,6 @@ class _StreamedCall:
     def __init__(self, index: int) -> None:
         self.index = index
         self.arguments = ""
-
-
-class _Chain:
-    """Reasoning by one parser; what that leaves as content goes to another."""
-
-    def __init__(self, reasoning: OutputParser, tools: OutputParser) -> None:
-        self._reasoning = reasoning
-        self._tools = tools
-
-    def feed(self, text: str, token_ids: list[int], finished: bool) -> ParsedDelta:
-        first = self._reasoning.feed(text, token_ids, finished)
-        parsed = self._tools.feed(first.content, token_ids, finished)
-        parsed.reasoning = first.reasoning
-        return parsed
 
 
 class _PlainParser:
