@@ -42,7 +42,7 @@ def test_every_list_stops_at_its_first_wrong_item(model: type[RequestBody]) -> N
 @pytest.mark.parametrize(
     ("model", "body", "param"),
     [
-        (CompletionRequest, {"prompt": ["a"] * MANY}, "prompt.0"),
+        (CompletionRequest, {"prompt": ["a"] * MANY}, "prompt"),
         (CompletionRequest, {"prompt": "a", "stop": [1] * MANY}, "stop.0"),
         (CompletionRequest, {"prompt": "a", "logit_bias": dict.fromkeys("ab", "x")}, "logit_bias"),
         (
