@@ -10,6 +10,7 @@ import secrets
 from typing import Any
 
 from server.protocol.chat import Tool
+from spot.errors import InvalidRequest
 from spot.generation import StructuredOutput
 from spot.parsed import ParsedDelta, ToolCallDelta
 
@@ -23,12 +24,26 @@ def _parameters(tool: Tool) -> dict[str, Any]:
 
 
 def _hoisted(tools: list[Tool]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Parameter schemas without their `$defs`, and those, since references start at the root."""
+    """Parameter schemas without their `$defs`, and those, since references start at the root.
+
+    Raises InvalidRequest where that cannot be: no object, or two definitions of one name.
+    """
     schemas: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
-    for tool in tools:
+    for index, tool in enumerate(tools):
         schema = dict(_parameters(tool))
-        definitions.update(schema.pop("$defs", None) or {})
+        own = schema.pop("$defs", None) or {}
+        if not isinstance(own, dict):
+            raise InvalidRequest(
+                "$defs must be an object.", param=f"tools.{index}.function.parameters.$defs"
+            )
+        for name, definition in own.items():
+            if definitions.setdefault(name, definition) != definition:
+                raise InvalidRequest(
+                    f"Another tool has a different definition of '{name[:64]}'; with tool_choice "
+                    '"required" the names in $defs must agree.',
+                    param=f"tools.{index}.function.parameters.$defs",
+                )
         schemas.append(schema)
     return schemas, definitions
 

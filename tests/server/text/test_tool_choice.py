@@ -17,6 +17,7 @@ from server.text.tool_choice import (
     named_constraint,
     required_constraint,
 )
+from spot.errors import InvalidRequest
 from spot.parsed import OutputParser, ToolCallDelta
 
 JSON_VALUES = st.recursive(
@@ -149,6 +150,24 @@ def test_the_required_constraint_lists_every_tool() -> None:
     assert "maxItems" not in constraint
     assert constraint["$defs"] == {"X": {}}
     assert "$defs" in schema, "the request's own schema is left alone"
+
+
+def test_definitions_are_shared_when_they_agree() -> None:
+    schema = {"type": "object", "$defs": {"item": {"type": "string"}}}
+    constraint = required_constraint([tool("f", schema), tool("g", schema)], at_most_one=False)
+    assert isinstance(constraint.json_schema, dict)
+    assert constraint.json_schema["$defs"] == {"item": {"type": "string"}}
+
+
+@pytest.mark.parametrize("definitions", [5, True, "x", ["a"], [[]], {"item": {"type": "number"}}])
+def test_definitions_that_cannot_be_shared_are_refused(definitions: Any) -> None:
+    tools = [
+        tool("f", {"type": "object", "$defs": {"item": {"type": "string"}}}),
+        tool("g", {"type": "object", "$defs": definitions}),
+    ]
+    with pytest.raises(InvalidRequest) as caught:
+        required_constraint(tools, at_most_one=False)
+    assert caught.value.param == "tools.1.function.parameters.$defs"
 
 
 def test_at_most_one_is_part_of_the_constraint() -> None:
