@@ -46,8 +46,9 @@ class LiveServer:
     """A server that answers at `url`, and clients for it."""
 
     url: str
-    pid: int | None = None
+    process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
+    mark: str = ""
     _http: httpx.Client | None = None
     _clients: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -91,6 +92,11 @@ class LiveServer:
     def load(self) -> int:
         return int(self.http.get("/load").json()["server_load"])
 
+    @property
+    def processes(self) -> dict[int, str]:
+        """All living processes of the server, with their command lines."""
+        return _marked(self.mark)
+
     def tail(self, num_lines: int = 60) -> str:
         """The end of the server's log."""
         if self.log is None:
@@ -122,13 +128,13 @@ def live_server(*flags: str) -> Iterator[LiveServer]:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
             )
-        server = LiveServer("", process.pid, log)
+        server = LiveServer("", process, log, mark)
         try:
-            server.url = _wait_until_ready(process, server)
+            server.url = _wait_until_ready(server)
             yield server
         finally:
             server.close()
-            _stop(process, server, mark)
+            _stop(server)
 
 
 def command() -> list[str]:
@@ -147,8 +153,10 @@ def command() -> list[str]:
     ]
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], server: LiveServer) -> str:
+def _wait_until_ready(server: LiveServer) -> str:
     """The URL that the command announces once the engine is ready."""
+    process = server.process
+    assert process is not None
     assert server.log is not None
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
@@ -162,20 +170,20 @@ def _wait_until_ready(process: subprocess.Popen[bytes], server: LiveServer) -> s
     raise AssertionError(f"not ready within {START_TIMEOUT_S:.0f} s:\n{server.tail()}")
 
 
-def _stop(process: subprocess.Popen[bytes], server: LiveServer, mark: str) -> None:
+def _stop(server: LiveServer) -> None:
     """SIGTERM; the command must exit with 0 and take all its processes along."""
+    process = server.process
+    assert process is not None
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-    try:
-        code = process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        code = None
-    left = _marked(mark)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_TIMEOUT_S)
+    code = process.poll()
+    left = server.processes
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    process.wait()
     assert code == 0, f"SIGTERM ended it with {code}:\n{server.tail()}"
     assert not left, f"left behind: {left}\n{server.tail()}"
 

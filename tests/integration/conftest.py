@@ -9,6 +9,14 @@ import pytest
 from tests.clients.live_server import LiveServer, live_server
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ends_live: stops the session's server, so it runs last")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("ends_live") is not None)
+
+
 @pytest.fixture(scope="session")
 def live() -> Iterator[LiveServer]:
     """`shuntyard serve` with the demo models; its end is checked when the session ends."""
