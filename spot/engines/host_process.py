@@ -235,7 +235,7 @@ class HostProcess:
             yield process
         finally:
             with anyio.CancelScope(shield=True):
-                kill_session(process.pid, known_shared_memory=self._shared_memory)
+                await kill_session(process.pid, known_shared_memory=self._shared_memory)
                 await process.wait()
                 await process.aclose()
 

@@ -9,24 +9,35 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import anyio
+
+_MAX_DYING_S = 5.0
+
 # vLLM's message queues and the shared buffers of its CPU tensor parallel groups.
 _SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_\w+|\S*cpushm\S*|sem\.mp-\w+)")
 
 
 def session_members(session_id: int) -> list[int]:
     """Pids of the living processes of a session. A host leads one of its own."""
-    return [pid for pid in _all_pids() if _session_of(pid) == session_id]
+    return [pid for pid in _all_pids() if _session_of(pid) == session_id and _is_living(pid)]
 
 
-def kill_session(session_id: int, *, known_shared_memory: Iterable[str] = ()) -> None:
-    """Kill every process of a session and remove the shared memory files that only it used."""
-    members = session_members(session_id)
-    files = set(known_shared_memory) | shared_memory_of(members)
-    for pid in members:
-        _kill(pid)
-    for pid in session_members(session_id):
-        _kill(pid)
-    _remove_unused(files, except_by=set(members))
+async def kill_session(session_id: int, *, known_shared_memory: Iterable[str] = ()) -> None:
+    """Kill every process of a session, and remove the shared memory files that only it used.
+
+    Returns when all are dead (or will not die: one that waits for a broken disk, say).
+    """
+    files = set(known_shared_memory)
+    killed: set[int] = set()
+    with anyio.move_on_after(_MAX_DYING_S):
+        while members := session_members(session_id):
+            files |= shared_memory_of(members)
+            for pid in members:
+                _kill(pid)
+            killed.update(members)
+            await anyio.sleep(0.01)
+    files.update(path for pid in killed for path in _semaphores_of(pid))
+    _remove_unused(files)
 
 
 def shared_memory_of(pids: Iterable[int]) -> set[str]:
@@ -34,11 +45,15 @@ def shared_memory_of(pids: Iterable[int]) -> set[str]:
     return {path for pid in pids for path in _SHARED_MEMORY.findall(_maps(pid))}
 
 
-def _remove_unused(files: set[str], *, except_by: set[int]) -> None:
+def _semaphores_of(pid: int) -> list[str]:
+    """Named semaphores of a library that puts its pid into the name."""
+    return [str(path) for path in Path("/dev/shm").glob(f"sem.loky-{pid}-*")]
+
+
+def _remove_unused(files: set[str]) -> None:
     if not files:
         return
-    in_use = shared_memory_of(pid for pid in _all_pids() if pid not in except_by)
-    for path in files - in_use:
+    for path in files - shared_memory_of(_all_pids()):
         Path(path).unlink(missing_ok=True)
 
 
@@ -51,6 +66,15 @@ def _session_of(pid: int) -> int | None:
         return os.getsid(pid)
     except (ProcessLookupError, PermissionError):
         return None
+
+
+def _is_living(pid: int) -> bool:
+    """Whether a process is more than an entry that its parent has not read yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 def _kill(pid: int) -> None:

@@ -143,7 +143,7 @@ async def test_a_dead_host_is_started_again_and_serves(tmp_path: Path) -> None:
 
 
 async def test_a_host_that_falls_silent_is_killed_and_restarted() -> None:
-    async with engine("silent", heartbeat_interval_s=0.05, stall_timeout_s=0.2) as hosted:
+    async with engine("silent", heartbeat_interval_s=0.05, stall_timeout_s=1.5) as hosted:
         await ready(hosted)
         pid = hosted.status.pids[0]
         sink = Sink()

@@ -12,6 +12,8 @@ import pytest
 
 from spot.engines.process_group import kill_session, session_members, shared_memory_of
 
+pytestmark = pytest.mark.anyio
+
 _MAPS_A_FILE = """
 import mmap, sys, time
 with open(sys.argv[1], "r+b") as file:
@@ -29,15 +31,20 @@ def shared_file() -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
+def start(*command: str) -> subprocess.Popen[bytes]:
+    """A process in a session of its own."""
+    return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+
+
 def start_mapper(path: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _MAPS_A_FILE, str(path)],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+    process = start(sys.executable, "-c", _MAPS_A_FILE, str(path))
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     return process
+
+
+def is_there(path: Path | str) -> bool:
+    return os.path.exists(path)
 
 
 def end(*processes: subprocess.Popen[bytes]) -> None:
@@ -46,29 +53,36 @@ def end(*processes: subprocess.Popen[bytes]) -> None:
         process.communicate()
 
 
-def test_every_member_of_the_session_is_killed() -> None:
-    shell = subprocess.Popen(
-        ["bash", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
-    )
+async def test_every_member_of_the_session_is_killed() -> None:
+    shell = start("bash", "-c", "sleep 600 & echo $!; wait")
     assert shell.stdout is not None
     child = int(shell.stdout.readline())
     assert {shell.pid, child} <= set(session_members(shell.pid))
-    kill_session(shell.pid)
+    await kill_session(shell.pid)
+    assert session_members(shell.pid) == []
     assert shell.wait(5) == -9
     end(shell)
-    assert shell.pid not in session_members(shell.pid)
 
 
-def test_what_only_the_dead_used_is_removed(shared_file: Path) -> None:
+async def test_what_only_the_dead_used_is_removed(shared_file: Path) -> None:
     process = start_mapper(shared_file)
     assert shared_memory_of([process.pid]) == {str(shared_file)}
-    kill_session(process.pid)
+    await kill_session(process.pid)
     end(process)
-    assert not shared_file.exists()
+    assert not is_there(shared_file)
 
 
-def test_what_the_living_use_stays(shared_file: Path) -> None:
+async def test_what_the_living_use_stays(shared_file: Path) -> None:
     dead, living = start_mapper(shared_file), start_mapper(shared_file)
-    kill_session(dead.pid)
-    assert shared_file.exists()
+    await kill_session(dead.pid)
+    assert is_there(shared_file)
     end(dead, living)
+
+
+async def test_semaphores_named_after_the_dead_are_removed() -> None:
+    sleeper = start("sleep", "600")
+    semaphore = f"/dev/shm/sem.loky-{sleeper.pid}-test"
+    os.close(os.open(semaphore, os.O_CREAT))
+    await kill_session(sleeper.pid)
+    end(sleeper)
+    assert not is_there(semaphore)
