@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.endpoints.chat import ChatCompletions
 from server.endpoints.completions import Completions
@@ -63,7 +63,8 @@ def build_app(
         openapi_url="/openapi.json" if options.docs else None,
         redirect_slashes=False,
     )
-    app.router.routes.extend(_routes(gateway, further_models))
+    routes = _routes(gateway, further_models)
+    app.router.routes.extend(routes)
     app.router.routes.extend(further_routes)
     app.add_exception_handler(HTTPException, _raise_as_ours)
     open_paths = [*OPEN_PATHS, *(["/metrics"] if options.open_metrics else [])]
@@ -71,6 +72,7 @@ def build_app(
         app, keyed=bool(options.api_keys), open_paths=open_paths
     )
     # Added last is outermost.
+    app.add_middleware(Shortcut, routes=routes)
     app.add_middleware(ApiKeys, keys=options.api_keys, open_paths=open_paths)
     app.add_middleware(ErrorBoundary)
     if options.allowed_origins:
@@ -118,6 +120,31 @@ class KnownRoute(Route):
         if match is not Match.NONE:
             child_scope["route"] = self
         return match, child_scope
+
+
+class Shortcut:
+    """Leads a POST with a fixed path straight to its endpoint; all else goes on to the router.
+
+    The framework's router, exit stack and exception layer take a twelfth of a request's time and
+    wrap each send of a stream once more; our endpoints use none of them.
+    """
+
+    def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
+        self._app = app
+        self._posts = {
+            route.path: route
+            for route in routes
+            if isinstance(route, KnownRoute) and "POST" in (route.methods or ())
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            route = self._posts.get(scope["path"])
+            if route is not None:
+                scope["route"] = route
+                await route.endpoint(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def post(path: str, endpoint: ASGIApp) -> Route:
