@@ -15,7 +15,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
@@ -507,10 +507,3 @@ class _LoopThread:
                 await self._uvicorn.serve(sockets=[self._socket])
             stats = self._engine.stats
             self.num_left_in_engine = stats.running + stats.waiting
-
-
-@contextlib.asynccontextmanager
-async def running(engine: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
-    """A scripted engine on the test's own event loop."""
-    async with engine:
-        yield engine
