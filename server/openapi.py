@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.routing import BaseRoute, Route
 
+from server.protocol.base import RequestBody
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
@@ -78,7 +79,7 @@ class Operation:
     tag: str
     summary: str
     answer: type[BaseModel] | str | None
-    request: type[BaseModel] | None = None
+    request: type[RequestBody] | None = None
     event: type[BaseModel] | None = None
     example: JsonObject | None = None
     errors: tuple[int, ...] = _ANY

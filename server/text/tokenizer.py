@@ -18,6 +18,7 @@ from spot.errors import InvalidRequest, ShuntyardError
 # What `apply_chat_template` is told by us; a request's chat_template_kwargs are for the template.
 _RESERVED_KWARGS = frozenset(
     {
+        "self",
         "conversation",
         "messages",
         "tools",

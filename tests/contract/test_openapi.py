@@ -35,8 +35,8 @@ from tests.harness import Server, serving, until
 pytestmark = pytest.mark.contract
 
 KEY = "sk-test"
-NUM_EXAMPLES = 40
-COVERAGE_STEP = 3
+NUM_EXAMPLES = 25
+COVERAGE_STEP = 5
 WITH_BODY = [operation for operation in TABLE if operation.request is not None]
 
 settings = hypothesis.settings(
@@ -216,7 +216,7 @@ def test_every_guarded_operation_refuses_strangers() -> None:
         schema.config.update(base_url=server.url)
         num_guarded = 0
         for result in schema.get_all_operations():
-            operation = result.ok()
+            operation: Any = result.ok()  # type: ignore[union-attr]
             definition = document["paths"][operation.path][operation.method]
             request = definition.get("requestBody", {}).get("content", {})
             body = request.get("application/json", {}).get("example")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, get_args
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
