@@ -93,6 +93,7 @@ class HostProcess:
         self._heard_at_s = anyio.current_time()
         self._last_lines: deque[str] = deque(maxlen=400)
         self._session_id: int | None = None
+        self._known_pids: list[int] = []
         self._shared_memory: set[str] = set()
         self._condemned = anyio.Event()
         self._verdict = ""
@@ -113,8 +114,8 @@ class HostProcess:
     def mark_ready(self) -> None:
         """The engine is up: from now on silence is a fault."""
         self._ready.set()
-        if self._session_id is not None:
-            self._shared_memory = shared_memory_of(session_members(self._session_id))
+        self._known_pids = self.pids
+        self._shared_memory = shared_memory_of(self._known_pids)
 
     def kill(self, reason: str) -> None:
         """End this host; `run` returns with the reason."""
@@ -235,7 +236,11 @@ class HostProcess:
             yield process
         finally:
             with anyio.CancelScope(shield=True):
-                await kill_session(process.pid, known_shared_memory=self._shared_memory)
+                await kill_session(
+                    process.pid,
+                    known_pids=self._known_pids,
+                    known_shared_memory=self._shared_memory,
+                )
                 await process.wait()
                 await process.aclose()
 

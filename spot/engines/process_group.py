@@ -22,10 +22,14 @@ def session_members(session_id: int) -> list[int]:
     return [pid for pid in _all_pids() if _session_of(pid) == session_id and _is_living(pid)]
 
 
-async def kill_session(session_id: int, *, known_shared_memory: Iterable[str] = ()) -> None:
+async def kill_session(
+    session_id: int, *, known_pids: Iterable[int] = (), known_shared_memory: Iterable[str] = ()
+) -> None:
     """Kill every process of a session, and remove the shared memory files that only it used.
 
-    Returns when all are dead (or will not die: one that waits for a broken disk, say).
+    known_pids, known_shared_memory: what the session had while it was well; some of its processes
+        may be dead already.
+    Returns when all are dead, or will not die (one that waits for a broken disk, say).
     """
     files = set(known_shared_memory)
     killed: set[int] = set()
@@ -36,7 +40,8 @@ async def kill_session(session_id: int, *, known_shared_memory: Iterable[str] = 
                 _kill(pid)
             killed.update(members)
             await anyio.sleep(0.01)
-    files.update(path for pid in killed for path in _semaphores_of(pid))
+    dead = (pid for pid in killed | set(known_pids) if not _is_living(pid))
+    files.update(path for pid in dead for path in _semaphores_of(pid))
     _remove_unused(files)
 
 

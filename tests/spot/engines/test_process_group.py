@@ -83,6 +83,8 @@ async def test_semaphores_named_after_the_dead_are_removed() -> None:
     sleeper = start("sleep", "600")
     semaphore = f"/dev/shm/sem.loky-{sleeper.pid}-test"
     os.close(os.open(semaphore, os.O_CREAT))
-    await kill_session(sleeper.pid)
     end(sleeper)
+    await kill_session(sleeper.pid)
+    assert is_there(semaphore), "nobody said that it was of that session"
+    await kill_session(sleeper.pid, known_pids=[sleeper.pid])
     assert not is_there(semaphore)
