@@ -332,7 +332,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             model,
             text,
             add_special_tokens=bool(body.add_special_tokens),
-            truncate_to=body.truncate_prompt_tokens,
+            truncation=body.truncation,
             param="messages",
         )
 
@@ -365,6 +365,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             include_stop=bool(body.include_stop_str_in_output),
             min_tokens=body.min_tokens or 0,
             parser=parser,
+            hide_reasoning=not body.include_reasoning,
         )
 
     async def _whole_answer(
@@ -407,10 +408,8 @@ class _WholeChoice:
             whole.id = whole.id or call.id
             whole.name = whole.name or call.name
             whole.arguments += call.arguments
-        hidden = piece.reasoning and not self._job.body.include_reasoning
-        if not hidden:
-            self._entries += piece.entries or []
-            self._token_ids += piece.token_ids
+        self._entries += piece.entries or []
+        self._token_ids += piece.shown_ids
         if piece.finish_reason is not None:
             self._finish, self._stop_reason = piece.finish_reason, piece.stop_reason
 
@@ -479,8 +478,15 @@ class ChatChunkWriter(ChunkWriter):
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return self._head + orjson.dumps(choice) + self._end()
 
+    def _opening_end(self) -> bytes:
+        """The opening is written when the first token is there, and says nothing of it."""
+        if self._continuous:
+            return b'],"usage":' + orjson.dumps(usage(self._record, num_output_tokens=0)) + b"}\n\n"
+        return self._end()
+
     def opening(self) -> bytes:
         frames = []
+        end = self._opening_end()
         for index in range(self._num_choices):
             delta = {"role": self._job.role, "content": self._job.echo}
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -493,10 +499,10 @@ class ChatChunkWriter(ChunkWriter):
                     + ids
                     + b',"choices":['
                     + orjson.dumps(choice)
-                    + self._end()
+                    + end
                 )
             else:
-                frames.append(self._chunk(choice))
+                frames.append(self._head + orjson.dumps(choice) + end)
         return b"".join(frames)
 
     def piece(self, index: int, piece: Piece, run: GenerationRun) -> bytes:
@@ -529,7 +535,6 @@ class ChatChunkWriter(ChunkWriter):
         """Reasoning first, then content, then tool calls; logprobs and ids ride on the first."""
         job = self._job
         shows_reasoning = bool(piece.reasoning) and bool(job.body.include_reasoning)
-        hidden = bool(piece.reasoning) and not shows_reasoning
         deltas: list[dict[str, Any]] = []
         if shows_reasoning:
             delta: dict[str, Any] = {"reasoning": piece.reasoning}
@@ -539,8 +544,8 @@ class ChatChunkWriter(ChunkWriter):
         if piece.content:
             deltas.append({"content": piece.content})
         deltas += [{"tool_calls": [_call_delta(call)]} for call in piece.tool_calls]
-        wants_entries = job.formatter is not None and piece.entries and not hidden
-        wants_ids = bool(job.body.return_token_ids) and bool(piece.token_ids) and not hidden
+        wants_entries = job.formatter is not None and piece.entries
+        wants_ids = bool(job.body.return_token_ids) and bool(piece.shown_ids)
         if not deltas and (wants_entries or wants_ids):
             deltas.append({"content": ""} if job.tools.mode == "none" else {})
         choices: list[dict[str, Any]] = [
@@ -550,7 +555,7 @@ class ChatChunkWriter(ChunkWriter):
         if choices and wants_entries and job.formatter is not None:
             choices[0]["logprobs"] = job.formatter.chat(piece.entries or [])
         if choices and wants_ids:
-            choices[0]["token_ids"] = piece.token_ids
+            choices[0]["token_ids"] = piece.shown_ids
         return choices
 
     def usage_chunk(self) -> bytes:

@@ -22,12 +22,17 @@ class TokenEntry:
 
 @dataclass(slots=True)
 class Piece:
-    """What one delta adds to a choice."""
+    """What one delta adds to a choice.
+
+    token_ids: all of them, as they are counted. shown_ids, entries: without those of reasoning that
+        is hidden.
+    """
 
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    shown_ids: list[int] = field(default_factory=list)
     entries: list[TokenEntry] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -44,6 +49,8 @@ class ChoiceAssembler:
 
     Stop strings look at visible content only: not at reasoning, not at tool calls. The token that
     completes a stop string is the last one that counts, however many came in the same delta.
+
+    hide_reasoning: ids and log probabilities of tokens that became reasoning are left out, too.
     """
 
     def __init__(
@@ -54,12 +61,14 @@ class ChoiceAssembler:
         include_stop: bool = False,
         min_tokens: int = 0,
         parser: OutputParser | None = None,
+        hide_reasoning: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops, include=include_stop) if stops else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._parser = parser
+        self._hide_reasoning = hide_reasoning and parser is not None
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.called_tools = False
@@ -70,7 +79,7 @@ class ChoiceAssembler:
         hidden = int(
             delta.finish_reason == "stop" and not self._include_stop and bool(delta.token_ids)
         )
-        if self._stops is None and delta.logprobs is None:
+        if self._stops is None and delta.logprobs is None and not self._hide_reasoning:
             self._push_all(piece, delta.token_ids, hidden)
         else:
             self._push_each(piece, delta, hidden)
@@ -88,7 +97,7 @@ class ChoiceAssembler:
     def _push_all(self, piece: Piece, token_ids: list[int], hidden: int) -> None:
         visible = token_ids[: len(token_ids) - hidden] if hidden else token_ids
         text = self._detokenizer.push_many(visible)
-        piece.token_ids = token_ids
+        piece.token_ids = piece.shown_ids = token_ids
         self._parse(piece, text, token_ids, finished=piece.finish_reason is not None)
 
     def _push_each(self, piece: Piece, delta: TokenDelta, hidden: int) -> None:
@@ -99,10 +108,14 @@ class ChoiceAssembler:
             is_hidden = hidden and position == last
             text = "" if is_hidden else self._detokenizer.push(token_id)
             piece.token_ids.append(token_id)
-            if piece.entries is not None and delta.logprobs is not None:
-                piece.entries.append(TokenEntry(token_id, text, delta.logprobs[position]))
             finished = position == last and delta.finish_reason is not None
-            if self._parse(piece, text, [token_id], finished=finished):
+            num_reasoning = len(piece.reasoning)
+            is_over = self._parse(piece, text, [token_id], finished=finished)
+            if not (self._hide_reasoning and len(piece.reasoning) > num_reasoning):
+                piece.shown_ids.append(token_id)
+                if piece.entries is not None and delta.logprobs is not None:
+                    piece.entries.append(TokenEntry(token_id, text, delta.logprobs[position]))
+            if is_over:
                 return
         if not delta.token_ids:
             self._parse(piece, "", [], finished=delta.finish_reason is not None)
