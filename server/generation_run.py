@@ -116,11 +116,13 @@ class GenerationRun:
         record.last_token_s = now_s
 
 
-def usage(record: RequestRecord) -> dict[str, object]:
-    """OpenAI's usage object."""
+def usage(record: RequestRecord, *, num_output_tokens: int | None = None) -> dict[str, object]:
+    """OpenAI's usage object. num_output_tokens: if not those of the record."""
+    if num_output_tokens is None:
+        num_output_tokens = record.num_output_tokens
     return {
         "prompt_tokens": record.num_prompt_tokens,
-        "completion_tokens": record.num_output_tokens,
-        "total_tokens": record.num_prompt_tokens + record.num_output_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": record.num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": record.num_cached_tokens},
     }

@@ -95,7 +95,7 @@ def context_exceeded(
         asked = f"your prompt has {num_prompt_tokens} tokens, which leaves no room for an answer"
     return ContextLengthExceeded(
         f"This model's maximum context length is {max_model_len} tokens. However, {asked}. "
-        "Please shorten the prompt.",
+        "Please reduce the length of the input prompt.",
         param=param,
     )
 

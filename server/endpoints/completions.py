@@ -208,16 +208,18 @@ class Completions(JsonEndpoint[CompletionRequest]):
                 model,
                 given,
                 add_special_tokens=body.add_special_tokens is not False,
-                truncate_to=body.truncate_prompt_tokens,
+                truncation=body.truncation,
                 param=param,
             )
             return Prompt(ids, given, param)
         bad = [token_id for token_id in given if token_id >= model.vocab_size]
         if bad:
             raise InvalidRequest(
-                f"Token ids must be below {model.vocab_size}; not {bad[:10]}.", param=param
+                f"Token ids {bad[:10]} are out of vocabulary: they must be below "
+                f"{model.vocab_size}.",
+                param=param,
             )
-        ids = check_prompt(model, given, truncate_to=body.truncate_prompt_tokens, param=param)
+        ids = check_prompt(model, given, truncation=body.truncation, param=param)
         return Prompt(ids, model.tokenizer.decode(ids) if body.echo else "", param)
 
     def _assembler(self, body: CompletionRequest, prompt: Prompt) -> ChoiceAssembler:

@@ -38,6 +38,18 @@ REMOVED_FIELDS = {
     "function_call": "tool_choice",
 }
 
+# Fields of vLLM's that change an answer and are not served, with the values that change nothing.
+UNSUPPORTED_FIELDS: dict[str, tuple[object, ...]] = {
+    "logprob_token_ids": ([],),
+    "prompt_embeds": ([],),
+    "watermarking": (False,),
+    "repetition_detection": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "use_activation": (True,),
+    "padding": ("do_not_pad",),
+}
+
 # An empty schema is missing here: `{}` means any JSON.
 _SAYS_NOTHING: tuple[object, ...] = (None, False, "", [])
 
@@ -52,6 +64,14 @@ def parse_body(model: type[Body], body: object) -> Body:
         if body.get(name) not in _SAYS_NOTHING and not _is_plain_best_of(name, body):
             raise InvalidRequest(
                 f"'{name}' is not supported; use '{replacement}' instead.",
+                param=name,
+                code="unsupported_parameter",
+            )
+    for name, harmless in UNSUPPORTED_FIELDS.items():
+        value = body.get(name)
+        if value is not None and not any(value is v or value == v for v in harmless):
+            raise InvalidRequest(
+                f"'{name}' is not supported by this server.",
                 param=name,
                 code="unsupported_parameter",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
@@ -31,6 +32,14 @@ def input_kind(value: Any) -> str:
     if isinstance(first, list):
         return "id_lists"
     return "ids" if isinstance(first, int) and not isinstance(first, bool) else "texts"
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """To how many tokens a prompt is cut, -1 for what the context allows, and at which side."""
+
+    max_tokens: int
+    side: Literal["left", "right"] = "left"
 
 
 class StreamOptions(BaseModel):
@@ -135,6 +144,7 @@ class SamplingBody(RequestBody):
     allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1, fail_fast=True)
     prompt_logprobs: int | None = Field(default=None, ge=-1, le=INT64_MAX)
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=INT64_MAX)
+    truncation_side: Literal["left", "right"] | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     request_id: str | None = Field(default=None, max_length=256)
@@ -169,6 +179,12 @@ class SamplingBody(RequestBody):
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def truncation(self) -> Truncation | None:
+        if self.truncate_prompt_tokens is None:
+            return None
+        return Truncation(self.truncate_prompt_tokens, self.truncation_side or "left")
 
     @property
     def wants_usage(self) -> bool:

@@ -89,11 +89,10 @@ class LogprobFormatter:
             offset += len(entry.text)
             actual = floored(entry.logprobs.logprobs[0])
             token_logprobs.append(actual)
-            top = {
-                shown if t == entry.token_id else self._shown(t): floored(p)
-                for t, p in self._top(entry.logprobs)
-            }
-            top.setdefault(shown, actual)
+            top = {shown: actual}  # first, as vLLM has it
+            for t, p in self._top(entry.logprobs):
+                if t != entry.token_id:
+                    top.setdefault(self._shown(t), floored(p))
             top_logprobs.append(top)
         block = {
             "text_offset": offsets,
@@ -104,18 +103,18 @@ class LogprobFormatter:
         return block, offset
 
     def prompt(self, entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-        """vLLM's `prompt_logprobs`: per position a map from token id to its figures."""
+        """vLLM's `prompt_logprobs`: per position a map from token id to its figures, the token of
+        the prompt first."""
         result: list[dict[str, Any] | None] = []
         for entry in entries:
             if entry is None:
                 result.append(None)
                 continue
             actual = entry.token_ids[0]
-            figures: dict[str, Any] = {}
+            figures = {str(actual): self._figure(actual, entry.logprobs[0], entry.rank)}
             ranked = enumerate(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True), start=1)
             for rank, (token_id, logprob) in ranked:
-                figures[str(token_id)] = self._figure(token_id, logprob, rank)
-            figures.setdefault(str(actual), self._figure(actual, entry.logprobs[0], entry.rank))
+                figures.setdefault(str(token_id), self._figure(token_id, logprob, rank))
             result.append(figures)
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio.to_thread
 
 from server.gateway import ServedModel
+from server.protocol.sampling import Truncation
 from server.sampling import context_exceeded
 from server.text.tokenizer import ChatTokenizer
 from spot.errors import InvalidRequest
@@ -18,19 +19,18 @@ async def encode_prompt(
     text: str,
     *,
     add_special_tokens: bool,
-    truncate_to: int | None = None,
+    truncation: Truncation | None = None,
     param: str,
 ) -> list[int]:
     """Token ids of a prompt.
 
-    truncate_to: keep only that many tokens at the end; -1 means the context length.
     Raises ContextLengthExceeded, without encoding, for text that no tokenizer could make fit.
     """
     limit = model.max_model_len
-    if truncate_to is None and len(text) > limit * model.tokenizer.max_token_chars:
+    if truncation is None and len(text) > limit * model.tokenizer.max_token_chars:
         raise context_exceeded(limit, None, param)
     ids = await encode_text(model.tokenizer, text, add_special_tokens=add_special_tokens)
-    return check_prompt(model, ids, truncate_to=truncate_to, param=param)
+    return check_prompt(model, ids, truncation=truncation, param=param)
 
 
 async def encode_text(
@@ -52,21 +52,23 @@ async def decode_ids(tokenizer: ChatTokenizer, ids: list[int]) -> str:
 
 
 def check_prompt(
-    model: ServedModel, ids: list[int], *, truncate_to: int | None, param: str
+    model: ServedModel, ids: list[int], *, truncation: Truncation | None, param: str
 ) -> list[int]:
     """The ids, truncated as asked.
 
     Raises InvalidRequest for an empty prompt or a truncation over the limit.
     """
     limit = model.max_model_len
-    if truncate_to is not None:
-        if truncate_to > limit:
+    if truncation is not None:
+        if truncation.max_tokens > limit:
             raise InvalidRequest(
-                f"truncate_prompt_tokens ({truncate_to}) is over the context length ({limit}).",
+                f"truncate_prompt_tokens ({truncation.max_tokens}) is over the context length "
+                f"({limit}).",
                 param="truncate_prompt_tokens",
             )
-        keep = limit - 1 if truncate_to < 0 else truncate_to
-        ids = ids[len(ids) - keep :] if 0 < keep < len(ids) else ids if keep else []
+        keep = limit - 1 if truncation.max_tokens < 0 else truncation.max_tokens
+        if keep < len(ids):
+            ids = ids[:keep] if truncation.side == "right" else ids[len(ids) - keep :]
     if not ids:
         raise InvalidRequest("The prompt is empty.", param=param)
     return ids

@@ -220,6 +220,9 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("prompt_logprobs", -2, "prompt_logprobs", VALUE),
     ("truncate_prompt_tokens", -2, "truncate_prompt_tokens", VALUE),
     ("truncate_prompt_tokens", 5000, "truncate_prompt_tokens", VALUE),
+    ("logprob_token_ids", [5], "logprob_token_ids", "unsupported_parameter"),
+    ("watermarking", True, "watermarking", "unsupported_parameter"),
+    ("repetition_detection", {"window": 4}, "repetition_detection", "unsupported_parameter"),
     ("chat_template", "{{ 1 }}", "chat_template", VALUE),
     ("chat_template_kwargs", [], "chat_template_kwargs", VALUE),
     ("priority", 2**40, "priority", VALUE),
@@ -364,6 +367,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"web_search_options": {}, "moderation": "x", "prompt_cache_options": {}},
     {"something_unknown": {"deep": [1]}},
     {"best_of": 1, "use_beam_search": False, "guided_json": None},
+    {"logprob_token_ids": [], "watermarking": False, "repetition_detection": None},
     {"top_k": -1, "min_p": 0, "repetition_penalty": 1.1, "min_tokens": 1, "ignore_eos": False},
     {"stop_token_ids": [3], "bad_words": ["x"], "allowed_token_ids": [1, 2]},
     {"truncate_prompt_tokens": 5, "priority": -3, "request_id": "mine", "cache_salt": "s"},
@@ -466,6 +470,22 @@ def test_a_prompt_over_the_context_says_how_long_it_is() -> None:
         assert len(server.engine.submitted[-1].prompt_token_ids) == 63
 
 
+def test_a_prompt_is_cut_at_the_side_that_is_asked_for() -> None:
+    def sent(**fields: Any) -> list[int]:
+        assert server.chat("one two three four", **fields).status_code == 200
+        return server.engine.submitted[-1].prompt_token_ids
+
+    with serving("x") as server:
+        whole = sent()
+        assert sent(truncate_prompt_tokens=4) == whole[-4:]
+        assert sent(truncate_prompt_tokens=4, truncation_side="left") == whole[-4:]
+        assert sent(truncate_prompt_tokens=4, truncation_side="right") == whole[:4]
+        assert sent(truncate_prompt_tokens=-1, truncation_side="right") == whole
+        assert sent(truncation_side="right") == whole
+        refused = server.chat(truncate_prompt_tokens=4, truncation_side="middle")
+        assert refused.json()["error"]["param"] == "truncation_side"
+
+
 def test_n_counts_the_prompt_once_and_every_choice(tokenizer: ChatTokenizer) -> None:
     with serving(say_each(tokenizer, "a", "b b", "c c c")) as server:
         usage = server.chat(n=3).json()["usage"]
@@ -521,7 +541,7 @@ def test_continuous_usage_counts_up(server: Server) -> None:
     stream = server.stream_chat(stream_options=options)
     counts = [chunk["usage"]["completion_tokens"] for chunk in stream.chunks]
     assert counts == sorted(counts)
-    assert counts[0] >= 1
+    assert counts[:2] == [0, 1]
     assert counts[-1] == server.chat().json()["usage"]["completion_tokens"]
 
 

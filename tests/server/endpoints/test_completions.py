@@ -62,6 +62,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("suffix", 1, "suffix", VALUE),
     ("best_of", 3, "best_of", "unsupported_parameter"),
     ("use_beam_search", True, "use_beam_search", "unsupported_parameter"),
+    ("prompt_embeds", "AAAA", "prompt_embeds", "unsupported_parameter"),
     ("n", 0, "n", VALUE),
     ("stop", ["a", "b", "c", "d", "e"], "stop", VALUE),
     ("stream_options", {"include_usage": True}, "stream_options", VALUE),

@@ -206,6 +206,10 @@ def test_model_may_be_left_out(server: Server, path: str) -> None:
         ({"input": "a", "dimensions": 3}, "dimensions"),
         ({"input": "a", "model": 3}, "model"),
         ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype"),
+        ({"input": "a", "endianness": "big"}, "endianness"),
+        ({"input": "a", "use_activation": False}, "use_activation"),
+        ({"input": "a", "padding": "max_length"}, "padding"),
         ({"input": "x" * 41}, "input"),
         ({"input": ["a", "x" * 41]}, "input.1"),
     ],
@@ -219,6 +223,12 @@ def test_a_wrong_embedding_request_names_the_field(
     assert error["type"] == "invalid_request_error"
     assert len(error["message"]) < 4000
     assert error["param"] == param
+
+
+def test_vllms_options_that_change_nothing_are_taken(server: Server) -> None:
+    options = {"embed_dtype": "float32", "endianness": "little", "use_activation": True}
+    body = {"input": "a", "padding": "do_not_pad", **options}
+    assert server.post("/v1/embeddings", body).status_code == 200
 
 
 def test_an_input_beyond_the_context_says_how_long_it_may_be(server: Server) -> None:

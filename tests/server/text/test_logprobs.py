@@ -82,7 +82,7 @@ def test_completions_always_hold_the_actual_token(tokenizer: ChatTokenizer) -> N
     (a, b, c) = (tokenizer.encode(letter)[0] for letter in "abc")
     formatter = LogprobFormatter(tokenizer, num_top=1)
     (outside,) = formatter.completion(entries_of([a], top=(b, c)), offset=0)[0]["top_logprobs"]
-    assert outside == {"b": -0.0, "a": -1.0}
+    assert list(outside.items()) == [("a", -1.0), ("b", -0.0)], "the actual token comes first"
     (inside,) = formatter.completion(entries_of([b], top=(b, c)), offset=0)[0]["top_logprobs"]
     assert set(inside) == {"b"}
 
@@ -118,10 +118,10 @@ def test_prompt_logprobs_are_maps_by_id(tokenizer: ChatTokenizer) -> None:
     (a, b) = (tokenizer.encode(letter)[0] for letter in "ab")
     formatter = LogprobFormatter(tokenizer, num_top=1)
     entry = TokenLogprobs([a, b], [-math.inf, -0.5], 77)
-    assert formatter.prompt([None, entry]) == [
-        None,
-        {
-            str(b): {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
-            str(a): {"logprob": FLOOR, "rank": 77, "decoded_token": "a"},
-        },
-    ]
+    first, second = formatter.prompt([None, entry])
+    assert first is None
+    assert second == {
+        str(a): {"logprob": FLOOR, "rank": 77, "decoded_token": "a"},
+        str(b): {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
+    }
+    assert list(second) == [str(a), str(b)], "the token of the prompt comes first"
