@@ -96,6 +96,8 @@ class GenerationRun:
         for index, delta in deltas:
             if delta.prompt_logprobs is not None:
                 self.prompt_logprobs[index] = delta.prompt_logprobs
+            if delta.queue_s is not None:
+                self._record.queue_s = max(self._record.queue_s or 0.0, delta.queue_s)
             if delta.num_cached_tokens is not None and index % self._num_choices == 0:
                 self._record.num_cached_tokens += delta.num_cached_tokens
             piece = self._assemblers[index].push(delta)

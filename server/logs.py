@@ -90,6 +90,7 @@ def describe_record(record: RequestRecord, end_s: float) -> dict[str, Any]:
             "cached_tokens": record.num_cached_tokens,
             "output_tokens": record.num_output_tokens,
             "finish": ",".join(record.finish_reasons),
+            "queue_ms": _ms(record.queue_s),
             "ttft_ms": _ms(record.ttft_s),
             "tpot_ms": _ms(record.tpot_s),
         }

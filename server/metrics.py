@@ -69,7 +69,7 @@ class Metrics:
         self._e2e = histogram(
             "vllm:e2e_request_latency_seconds", "Arrival to end, s.", _LATENCY_BUCKETS
         )
-        self.queue_time = histogram(
+        self._queue_time = histogram(
             "vllm:request_queue_time_seconds", "Time in the engine's queue, s.", _LATENCY_BUCKETS
         )
         self._prompt_length = histogram(
@@ -117,6 +117,8 @@ class Metrics:
         self._output_tokens.inc(record.num_output_tokens)
         self._prompt_length.observe(record.num_prompt_tokens)
         self._output_length.observe(record.num_output_tokens)
+        if record.queue_s is not None:
+            self._queue_time.observe(record.queue_s)
         self._e2e.observe(now_s - record.arrived_s)
         if (tpot_s := record.tpot_s) is not None:
             self._tpot.observe(tpot_s)

@@ -15,6 +15,7 @@ SCOPE_KEY = "shuntyard.record"
 class RequestRecord:
     """One request. Times are of the event loop's clock, in seconds.
 
+    queue_s: the longest that one of its generations waited for a seat in the engine.
     outcome: completed; aborted (the client left); client_error (4xx); rejected (429, 503 before any
         work); failed (our fault, before or after the first byte).
     """
@@ -35,6 +36,7 @@ class RequestRecord:
     num_choices: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     submitted_s: float | None = None
+    queue_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
 

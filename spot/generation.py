@@ -90,6 +90,8 @@ class TokenDelta(msgspec.Struct, array_like=True, omit_defaults=True):
     prompt_logprobs: on the first delta only, one entry per prompt token, the first one None.
     finish_reason: set on the last delta only. `stop_token_id` is the stop token that was hit,
         None for the model's own end-of-sequence token.
+    num_cached_tokens, queue_s: on the first delta: prompt tokens found in the prefix cache, and the
+        time that the generation waited for a seat in the engine.
     """
 
     token_ids: list[int]
@@ -98,6 +100,7 @@ class TokenDelta(msgspec.Struct, array_like=True, omit_defaults=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int | None = None
+    queue_s: float | None = None
 
     def merge(self, later: TokenDelta) -> None:
         """Append `later` to this delta, in place. Whoever merges owns this delta's lists."""
@@ -110,5 +113,7 @@ class TokenDelta(msgspec.Struct, array_like=True, omit_defaults=True):
             self.prompt_logprobs = later.prompt_logprobs
         if later.num_cached_tokens is not None:
             self.num_cached_tokens = later.num_cached_tokens
+        if later.queue_s is not None:
+            self.queue_s = later.queue_s
         self.finish_reason = later.finish_reason
         self.stop_token_id = later.stop_token_id

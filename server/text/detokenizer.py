@@ -12,6 +12,7 @@ from server.text.tokenizer import ChatTokenizer
 # A character has at most four bytes, so tokens that wait for longer than this wait for nothing.
 MAX_HELD_TOKENS = 32
 
+_INVALID_PREFIX = "Invalid prefix"
 _REPLACEMENT = "\ufffd"
 
 
@@ -55,7 +56,7 @@ class Detokenizer:
         except (OverflowError, TypeError):
             return ""
         except Exception as error:
-            if "Invalid prefix" not in str(error):
+            if _INVALID_PREFIX not in str(error):
                 raise
             # A sequence whose text changes in hindsight (invalid UTF-8): start afresh here.
             self._stream = self._fresh()
@@ -83,7 +84,7 @@ class Detokenizer:
 
         Started with ids whose text is incomplete, `DecodeStream` gives the prompt out again. So a
         prompt that ends inside a character is pushed through it; one that ends with a replacement
-        character of its own is left out.
+        character of its own, or whose text changes in hindsight, is left out.
         """
         skip = self._skip_special_tokens
         if not self._tokenizer.decode(prompt_end, skip_special_tokens=skip).endswith(_REPLACEMENT):
@@ -92,6 +93,11 @@ class Detokenizer:
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         characters.decode(b"".join(map(self._tokenizer.token_bytes, prompt_end)))
         if characters.getstate()[0]:
-            for token_id in prompt_end:
-                stream.step(self._tokenizer.rust, token_id)
+            try:
+                for token_id in prompt_end:
+                    stream.step(self._tokenizer.rust, token_id)
+            except Exception as error:
+                if _INVALID_PREFIX not in str(error):
+                    raise
+                return self._fresh()
         return stream

@@ -28,6 +28,7 @@ GENERATED = {
     "stream": True,
     "tenant": "alice",
     "submitted_s": 10.0,
+    "queue_s": 0.125,
     "first_token_s": 10.25,
     "last_token_s": 10.75,
     "num_prompt_tokens": 7,
@@ -52,6 +53,7 @@ def test_a_generation_is_described_with_its_figures() -> None:
         "cached_tokens": 0,
         "output_tokens": 3,
         "finish": "stop",
+        "queue_ms": 125.0,
         "ttft_ms": 250.0,
         "tpot_ms": 250.0,
     }

@@ -30,6 +30,7 @@ def generated(**fields: Any) -> RequestRecord:
         **{
             "status": 200,
             "submitted_s": 10.1,
+            "queue_s": 0.25,
             "first_token_s": 10.5,
             "last_token_s": 11.5,
             "num_prompt_tokens": 7,
@@ -53,6 +54,7 @@ def test_a_completed_request_is_counted_by_its_finish_reasons(metrics: Metrics) 
     assert value(metrics, "vllm:prompt_tokens_total", **ENGINE) == 7
     assert value(metrics, "vllm:generation_tokens_total", **ENGINE) == 11
     assert value(metrics, "vllm:e2e_request_latency_seconds_sum", **ENGINE) == 2.0
+    assert value(metrics, "vllm:request_queue_time_seconds_sum", **ENGINE) == 0.25
     tpot = value(metrics, "vllm:request_time_per_output_token_seconds_sum", **ENGINE)
     assert tpot == pytest.approx(0.1)
 

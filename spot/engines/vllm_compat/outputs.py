@@ -32,6 +32,8 @@ class _Live:
     num_prompt_logprobs: int | None
     prompt_logprobs: list[TokenLogprobs | None] | None
     constrained: bool
+    queued_s: float | None = None
+    queue_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -86,9 +88,22 @@ class StepMapper:
         for output in outputs.outputs:
             if output.events:
                 num_preemptions += _num_preemptions(output.events)
+                self._note_queue(output)
             self._map_output(output, mapped)
         mapped.step.stats = self._new_stats(outputs.scheduler_stats, num_preemptions)
         return mapped
+
+    def _note_queue(self, output: EngineCoreOutput) -> None:
+        """Remember how long a generation waited until it was scheduled for the first time."""
+        live = self._live.get(int(output.request_id))
+        if live is None or live.queue_s is not None:
+            return
+        for event in output.events or ():
+            if event.type == EngineCoreEventType.QUEUED:
+                live.queued_s = event.timestamp
+            elif event.type == EngineCoreEventType.SCHEDULED and live.queued_s is not None:
+                live.queue_s = event.timestamp - live.queued_s
+                return
 
     def _map_output(self, output: EngineCoreOutput, mapped: MappedStep) -> None:
         handle = int(output.request_id)
@@ -158,6 +173,7 @@ def _delta(output: EngineCoreOutput, live: _Live) -> TokenDelta:
         delta.prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, None
     if output.prefill_stats is not None:
         delta.num_cached_tokens = output.prefill_stats.num_cached_tokens
+        delta.queue_s = live.queue_s
     return delta
 
 

@@ -130,6 +130,13 @@ def test_byte_fallback_survives_any_bytes(
     assert joined.endswith("bb")
 
 
+def test_a_prompt_whose_text_changes_in_hindsight_is_left_out(
+    byte_fallback: ChatTokenizer,
+) -> None:
+    detokenizer = Detokenizer(byte_fallback, [237, 159, 159, 240, 256, 240])
+    assert detokenizer.push_many([257, 257]) == "bb"
+
+
 def test_byte_fallback_gives_whole_characters(byte_fallback: ChatTokenizer) -> None:
     detokenizer = Detokenizer(byte_fallback, [256])
     pieces = [detokenizer.push(token_id) for token_id in [*SMILE, 257, 256, *HAN]]

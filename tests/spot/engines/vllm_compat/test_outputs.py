@@ -152,6 +152,18 @@ def test_cached_tokens_are_told_with_the_first_token() -> None:
     assert entry.delta.num_cached_tokens == 32
 
 
+def test_the_wait_for_a_seat_is_told_with_the_first_token() -> None:
+    events = [
+        EngineCoreEvent(EngineCoreEventType.QUEUED, 10.0),
+        EngineCoreEvent(EngineCoreEventType.SCHEDULED, 12.5),
+        EngineCoreEvent(EngineCoreEventType.PREEMPTED, 13.0),
+        EngineCoreEvent(EngineCoreEventType.SCHEDULED, 20.0),
+    ]
+    stats = PrefillStats(num_prompt_tokens=4, num_cached_tokens=0)
+    (entry,) = step(mapper(), output([5], events=events, prefill_stats=stats)).step.deltas
+    assert entry.delta.queue_s == 2.5
+
+
 def scheduler_stats(running: int, hits: int) -> SchedulerStats:
     return SchedulerStats(
         num_running_reqs=running,
