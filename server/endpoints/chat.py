@@ -24,7 +24,7 @@ from server.sampling import (
     sampling_params,
     structured_output,
 )
-from server.sse import frame
+from server.sse import DONE, frame
 from server.text.assembler import ChoiceAssembler, Piece
 from server.text.conversation import template_messages, template_tools
 from server.text.detokenizer import Detokenizer
@@ -167,14 +167,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         )
         with run:
             if body.stream:
-                await stream_run(
-                    self.gateway,
-                    record,
-                    run,
-                    ChatChunkWriter(job, record),
-                    send,
-                    include_usage=body.wants_usage,
-                )
+                await stream_run(self.gateway, record, run, ChatChunkWriter(job, record), send)
             else:
                 await send_json(send, await self._whole_answer(job, run, record))
 
@@ -558,8 +551,10 @@ class ChatChunkWriter(ChunkWriter):
             choices[0]["token_ids"] = piece.shown_ids
         return choices
 
-    def usage_chunk(self) -> bytes:
+    def closing(self) -> bytes:
+        if not self._job.body.wants_usage:
+            return DONE
         chunk = self._job.head("chat.completion.chunk")
         chunk["choices"] = []
         chunk["usage"] = usage(self._record)
-        return frame(orjson.dumps(chunk))
+        return frame(orjson.dumps(chunk)) + DONE

@@ -23,7 +23,7 @@ from server.sampling import (
     sampling_params,
     structured_output,
 )
-from server.sse import frame
+from server.sse import DONE, frame
 from server.text.assembler import ChoiceAssembler, Piece, TokenEntry
 from server.text.detokenizer import Detokenizer
 from server.text.logprobs import LogprobFormatter
@@ -114,12 +114,7 @@ class Completions(JsonEndpoint[CompletionRequest]):
         with run:
             if body.stream:
                 await stream_run(
-                    self.gateway,
-                    record,
-                    run,
-                    CompletionChunkWriter(job, record),
-                    send,
-                    include_usage=body.wants_usage,
+                    self.gateway, record, run, CompletionChunkWriter(job, record), send
                 )
             else:
                 await send_json(send, await self._whole_answer(job, run, record))
@@ -397,8 +392,10 @@ class CompletionChunkWriter(ChunkWriter):
             choice["token_ids"] = [] if drops else piece.token_ids
         return choice
 
-    def usage_chunk(self) -> bytes:
+    def closing(self) -> bytes:
+        if not self._job.body.wants_usage:
+            return DONE
         chunk = self._job.head()
         chunk["choices"] = []
         chunk["usage"] = usage(self._record)
-        return frame(orjson.dumps(chunk))
+        return frame(orjson.dumps(chunk)) + DONE

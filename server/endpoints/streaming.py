@@ -12,7 +12,7 @@ import orjson
 from starlette.types import Send
 
 from server.asgi import ClientGone
-from server.errors import describe, internal_error
+from server.errors import ErrorReply, describe, internal_error
 from server.gateway import Gateway
 from server.generation_run import GenerationRun, usage
 from server.record import RequestRecord
@@ -34,9 +34,13 @@ class ChunkWriter(ABC):
     def piece(self, index: int, piece: Piece, run: GenerationRun) -> bytes:
         """Frames for one piece, its finish included."""
 
-    @abstractmethod
-    def usage_chunk(self) -> bytes:
-        """The frame that carries only usage."""
+    def closing(self) -> bytes:
+        """Frames after the last output."""
+        return DONE
+
+    def failure(self, reply: ErrorReply) -> bytes:
+        """What a client sees of a failure after the first byte: an error event, then the end."""
+        return frame(reply.body()) + DONE
 
 
 async def stream_run(
@@ -45,8 +49,6 @@ async def stream_run(
     run: GenerationRun,
     writer: ChunkWriter,
     send: Send,
-    *,
-    include_usage: bool,
 ) -> None:
     """Answer with an event stream.
 
@@ -60,20 +62,18 @@ async def stream_run(
         stream.abandon = scope.cancel
         gateway.keeper.add(stream)
         try:
-            await _pump(run, writer, stream, include_usage=include_usage)
+            await _pump(run, writer, stream)
         except (ShuntyardError, Exception) as error:
             if not stream.started:
                 raise
-            await stream.finish(_error_frames(record, error))
+            await stream.finish(writer.failure(_reply(record, error)))
         finally:
             gateway.keeper.remove(stream)
     if scope.cancelled_caught:
         raise ClientGone
 
 
-async def _pump(
-    run: GenerationRun, writer: ChunkWriter, stream: EventStream, *, include_usage: bool
-) -> None:
+async def _pump(run: GenerationRun, writer: ChunkWriter, stream: EventStream) -> None:
     opened = False
     while True:
         pieces = await run.pieces()
@@ -85,24 +85,21 @@ async def _pump(
             opened = True
             data = writer.opening() + data
         if run.is_done:
-            tail = writer.usage_chunk() if include_usage else b""
-            await stream.finish(data + tail + DONE)
+            await stream.finish(data + writer.closing())
             return
         if data:
             await stream.write(data)
 
 
-def _error_frames(record: RequestRecord, error: Exception) -> bytes:
-    """What a client sees of a failure after the first byte: an error event, then the end."""
+def _reply(record: RequestRecord, error: Exception) -> ErrorReply:
+    """The failure as the client learns of it; noted in the record."""
     record.outcome = "failed"
     if isinstance(error, ShuntyardError):
         record.error = error.message
-        reply = describe(error)
-    else:
-        logger.exception("request %s failed while streaming", record.request_id)
-        record.error = type(error).__name__
-        reply = internal_error()
-    return frame(reply.body()) + DONE
+        return describe(error)
+    logger.exception("request %s failed while streaming", record.request_id)
+    record.error = type(error).__name__
+    return internal_error()
 
 
 def usage_bytes(record: RequestRecord) -> bytes:
