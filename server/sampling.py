@@ -181,9 +181,9 @@ def logit_bias(bias: Mapping[str, float] | None, vocab_size: int) -> dict[int, f
 
 def structured_output(body: SamplingBody) -> StructuredOutput | None:
     """The constraint that `response_format` or `structured_outputs` asks for."""
-    asked = body.structured_outputs
-    if asked is not None:
-        return _from_structured_outputs(body)
+    constraint = _from_structured_outputs(body)
+    if constraint is not None:
+        return constraint
     form = body.response_format
     if isinstance(form, JsonObjectFormat):
         return StructuredOutput(json_object=True)
@@ -201,9 +201,15 @@ def structured_output(body: SamplingBody) -> StructuredOutput | None:
     return None
 
 
+def constrained_by_extension(body: SamplingBody) -> bool:
+    """Whether the constraint is one of `structured_outputs`, not of `response_format`."""
+    return _from_structured_outputs(body) is not None
+
+
 def _from_structured_outputs(body: SamplingBody) -> StructuredOutput | None:
     asked = body.structured_outputs
-    assert asked is not None
+    if asked is None:
+        return None
     constraints = {
         "json": asked.json_schema,
         "json_object": asked.json_object or None,

@@ -19,6 +19,7 @@ from server.protocol.chat import ChatCompletionRequest, NamedToolChoice, Tool
 from server.record import RequestRecord
 from server.sampling import (
     check_stream_options,
+    constrained_by_extension,
     for_choice,
     output_limit,
     sampling_params,
@@ -182,11 +183,12 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         body, raw = self._adjusted(body, raw, tools)
         constraint = structured_output(body)
         if tools.mode in ("named", "required"):
-            if constraint is not None:
+            if constraint is not None and constrained_by_extension(body):
                 raise InvalidRequest(
-                    "A tool call that is required cannot be combined with response_format.",
-                    param="response_format",
+                    "A tool call that is required cannot be combined with structured_outputs.",
+                    param="structured_outputs",
                 )
+            # response_format is about content, of which there is none beside a required call.
             constraint = tools.constraint()
         prompt_ids = await self._prompt(body, tools)
         limit_param = "max_tokens"

@@ -35,7 +35,7 @@ class Tokenize(JsonEndpoint[TokenizeRequest]):
             text = self._render(body)
             special = bool(body.add_special_tokens)
             ids = await encode_text(tokenizer, text, add_special_tokens=special)
-        strings = [tokenizer.token_text(i) for i in ids] if body.return_token_strs else None
+        strings = [tokenizer.token_name(i) for i in ids] if body.return_token_strs else None
         await send_json(
             send,
             {

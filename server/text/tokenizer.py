@@ -127,6 +127,10 @@ class ChatTokenizer:
         ids = None if prompt_token_ids is None else list(prompt_token_ids[-8:])
         return DecodeStream(ids=ids, skip_special_tokens=skip_special_tokens)
 
+    def token_name(self, token_id: int) -> str:
+        """The token as the vocabulary spells it (`Ġsea`), empty for an id without a token."""
+        return self.rust.id_to_token(token_id) or ""
+
     def _token_text(self, token_id: int) -> str:
         """One token on its own; U+FFFD where it is only a part of a character."""
         added = self.added.get(token_id)

@@ -12,6 +12,7 @@ from server.gateway import ChatOptions
 from server.protocol.responses import ChatCompletion, ChatCompletionChunk
 from server.sampling import SamplingDefaults
 from server.text.tokenizer import ChatTokenizer
+from spot.generation import StructuredOutput
 from tests.harness import Server, chat_body, say_each, serving
 
 PATH = "/v1/chat/completions"
@@ -262,14 +263,30 @@ COMBINATIONS: list[tuple[dict[str, Any], str]] = [
         "tool_choice.function.name",
     ),
     (
-        {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
-        "response_format",
+        {"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
     ),
     (
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
         "structured_outputs",
     ),
 ]
+
+
+def test_a_required_call_leaves_no_content_for_a_response_format() -> None:
+    with serving('[{"name": "f", "parameters": {}}]') as server:
+        fields: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required"}
+        assert server.chat(**fields).status_code == 200
+        alone = server.engine.submitted[-1].sampling.structured
+        answer = server.chat(**fields, response_format={"type": "json_object"}).json()
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        assert server.engine.submitted[-1].sampling.structured == alone
+
+
+def test_empty_structured_outputs_leave_the_response_format_alone(server: Server) -> None:
+    fields = {"structured_outputs": {}, "response_format": {"type": "json_object"}}
+    assert server.chat(**fields).status_code == 200
+    assert server.engine.submitted[-1].sampling.structured == StructuredOutput(json_object=True)
 
 
 @pytest.mark.parametrize(("fields", "param"), COMBINATIONS)

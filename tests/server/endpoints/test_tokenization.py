@@ -50,7 +50,7 @@ def test_options_of_the_template_apply(server: Server) -> None:
 
 def test_token_strings_are_given_if_asked_for(server: Server) -> None:
     body = {"prompt": "a b", "return_token_strs": True}
-    assert server.post("/tokenize", body).json()["token_strs"] == ["a", " b"]
+    assert server.post("/tokenize", body).json()["token_strs"] == ["a", "Ġb"]
     assert server.post("/tokenize", {"prompt": "a b"}).json()["token_strs"] is None
 
 
