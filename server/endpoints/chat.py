@@ -327,7 +327,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             model,
             text,
             add_special_tokens=bool(body.add_special_tokens),
-            truncation=body.truncation,
+            truncation=body.prompt_truncation,
             param="messages",
         )
 

@@ -203,7 +203,7 @@ class Completions(JsonEndpoint[CompletionRequest]):
                 model,
                 given,
                 add_special_tokens=body.add_special_tokens is not False,
-                truncation=body.truncation,
+                truncation=body.prompt_truncation,
                 param=param,
             )
             return Prompt(ids, given, param)
@@ -214,7 +214,7 @@ class Completions(JsonEndpoint[CompletionRequest]):
                 f"{model.vocab_size}.",
                 param=param,
             )
-        ids = check_prompt(model, given, truncation=body.truncation, param=param)
+        ids = check_prompt(model, given, truncation=body.prompt_truncation, param=param)
         return Prompt(ids, model.tokenizer.decode(ids) if body.echo else "", param)
 
     def _assembler(self, body: CompletionRequest, prompt: Prompt) -> ChoiceAssembler:

@@ -181,7 +181,7 @@ class SamplingBody(RequestBody):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @property
-    def truncation(self) -> Truncation | None:
+    def prompt_truncation(self) -> Truncation | None:
         if self.truncate_prompt_tokens is None:
             return None
         return Truncation(self.truncate_prompt_tokens, self.truncation_side or "left")

@@ -70,7 +70,10 @@ def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message(message: Message, path: str) -> dict[str, Any]:
-    result: dict[str, Any] = {"role": message.role, "content": _text(message.content, path)}
+    result: dict[str, Any] = {
+        "role": message.role,
+        "content": text_of(message.content, f"{path}.content"),
+    }
     if message.name is not None:
         result["name"] = message.name
     if isinstance(message, AssistantMessage):
@@ -92,7 +95,8 @@ def _message(message: Message, path: str) -> dict[str, Any]:
     return result
 
 
-def _text(content: Content | None, path: str) -> str:
+def text_of(content: Content | None, path: str) -> str:
+    """The text of a message. Raises NotSupported for media, with the part's path."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -108,7 +112,7 @@ def _text(content: Content | None, path: str) -> str:
         elif isinstance(part, MediaPart):
             raise NotSupported(
                 f"This model reads text only; a part of type '{part.type}' cannot be used.",
-                param=f"{path}.content.{position}.type",
+                param=f"{path}.{position}.type",
             )
     return PART_SEPARATOR.join(texts)
 
