@@ -17,12 +17,14 @@ from server.endpoints.chat import ChatCompletions
 from server.endpoints.completions import Completions
 from server.endpoints.models import ModelList
 from server.endpoints.operations import Health, Load, MetricsPage, Readiness, Version
+from server.endpoints.responses import CancelResponse, InputItems, Responses, StoredResponses
 from server.endpoints.tokenization import Detokenize, Tokenize
 from server.errors import MethodNotAllowed, RouteNotFound
 from server.gateway import Gateway
 from server.logs import RequestLog
 from server.middleware import ApiKeys, ErrorBoundary, RequestContext
 from server.openapi import openapi_of
+from server.responses_store import ResponsesStore
 from server.tracing import RequestTracer
 
 OPEN_PATHS = ("/health", "/version", "/ready")
@@ -92,11 +94,20 @@ def build_app(
 
 def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list[BaseRoute]:
     models = ModelList(gateway, further_models)
+    store = ResponsesStore()
     routes: list[BaseRoute] = []
     for prefix in ("/v1", ""):
         routes += [
             post(f"{prefix}/chat/completions", ChatCompletions(gateway)),
             post(f"{prefix}/completions", Completions(gateway)),
+            post(f"{prefix}/responses", Responses(gateway, store)),
+            KnownRoute(
+                f"{prefix}/responses/{{response_id}}",
+                endpoint=StoredResponses(store),
+                methods=["GET", "DELETE"],
+            ),
+            get(f"{prefix}/responses/{{response_id}}/input_items", InputItems(store)),
+            post(f"{prefix}/responses/{{response_id}}/cancel", CancelResponse(store)),
             get(f"{prefix}/models", models),
             get(f"{prefix}/models/{{model_id:path}}", models),
         ]
@@ -134,7 +145,9 @@ class Shortcut:
         self._posts = {
             route.path: route
             for route in routes
-            if isinstance(route, KnownRoute) and "POST" in (route.methods or ())
+            if isinstance(route, KnownRoute)
+            and "POST" in (route.methods or ())
+            and "{" not in route.path
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

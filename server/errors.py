@@ -5,6 +5,7 @@ HttpError (a ShuntyardError that only HTTP knows)
 ├── BadHttp             400   not HTTP
 ├── Unauthorized        401
 ├── ModelNotFound       404
+├── ResponseNotFound    404
 ├── RouteNotFound       404
 ├── MethodNotAllowed    405
 ├── BodyTooLarge        413
@@ -56,6 +57,10 @@ class Unauthorized(HttpError):
 
 class ModelNotFound(HttpError):
     """The request names a model that is not served."""
+
+
+class ResponseNotFound(HttpError):
+    """No stored response has this id, or it is another tenant's."""
 
 
 class RouteNotFound(HttpError):
@@ -121,6 +126,7 @@ _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     BadHttp: (400, _INVALID, "invalid_http"),
     Unauthorized: (401, "authentication_error", "invalid_api_key"),
     ModelNotFound: (404, "not_found_error", "model_not_found"),
+    ResponseNotFound: (404, "not_found_error", "response_not_found"),
     RouteNotFound: (404, "not_found_error", "route_not_found"),
     MethodNotAllowed: (405, _INVALID, "method_not_allowed"),
     BodyTooLarge: (413, _INVALID, "body_too_large"),

