@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -13,7 +14,6 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,7 @@ class HostProcess:
 
     async def _serve(self, process: Process, listener: SocketListener) -> None:
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hand_over_arguments, process)
             tasks.start_soon(self._read_log, process)
             tasks.start_soon(self._watch_exit, process)
             tasks.start_soon(self._watch_start)
@@ -138,6 +139,13 @@ class HostProcess:
                 tasks.start_soon(self._watch_heartbeat)
                 await self._read(stream)
                 await self._watch_exit(process)
+
+    async def _hand_over_arguments(self, process: Process) -> None:
+        assert process.stdin is not None
+        # A process that does not take them has exited, and its exit says more.
+        with contextlib.suppress(OSError, RuntimeError, anyio.BrokenResourceError):
+            await process.stdin.send(json.dumps(dict(self._config.engine_args)).encode())
+            await process.stdin.aclose()
 
     async def _read(self, stream: ByteReceiveStream) -> None:
         """Pass messages on until the connection ends."""
@@ -217,22 +225,21 @@ class HostProcess:
             return death
         return HostDied(f"{death.message} ({cause})", fatal=death.fatal)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _spawn(self, path: str) -> AsyncIterator[Process]:
         """The host process, in a session of its own; leaving ends that whole session."""
-        process = await anyio.open_process(
-            [*self._config.command, "--socket", path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=os.environ | dict(self._config.env),
-            start_new_session=True,
-        )
+        # Shielded: a cancelled spawn would leave a process behind that nobody knows.
+        with anyio.CancelScope(shield=True):
+            process = await anyio.open_process(
+                [*self._config.command, "--socket", path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict(self._config.env),
+                start_new_session=True,
+            )
         self._session_id = process.pid
         try:
-            assert process.stdin is not None
-            await process.stdin.send(json.dumps(dict(self._config.engine_args)).encode())
-            await process.stdin.aclose()
             yield process
         finally:
             with anyio.CancelScope(shield=True):
@@ -241,11 +248,13 @@ class HostProcess:
                     known_pids=self._known_pids,
                     known_shared_memory=self._shared_memory,
                 )
-                await process.wait()
-                await process.aclose()
+                with anyio.move_on_after(_LAST_WORDS_S):
+                    await process.wait()
+                if process.returncode is not None:  # else it waits for a device, for ever perhaps
+                    await process.aclose()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def _listener() -> AsyncIterator[tuple[SocketListener, str]]:
     """A socket that only this user can reach, and its path."""
     folder = tempfile.mkdtemp(prefix="shuntyard-")  # mode 0700

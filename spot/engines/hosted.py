@@ -12,23 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
-from anyio.abc import TaskGroup
 
-from spot.engines.base import DeltaSink, EngineCard, EngineState, EngineStats, EngineStatus
+from spot.engines.base import DeltaSink, EngineCard, EngineStats, EngineStatus
 from spot.engines.codec import (
-    Dead,
     Failed,
     HandleDelta,
-    Pong,
-    Progress,
     Ready,
     Refused,
     Step,
-    Stop,
     Submit,
     ToGateway,
 )
-from spot.engines.host_process import HostConfig, HostDied, HostProcess
+from spot.engines.host_process import HostConfig
+from spot.engines.host_supervisor import HostSupervisor
 from spot.engines.vllm_compat.progress import describe
 from spot.errors import EngineFailed, EngineUnavailable, InvalidRequest, ShuntyardError
 from spot.generation import Generation
@@ -36,10 +32,6 @@ from spot.generation import Generation
 __all__ = ["HostConfig", "HostedEngine"]
 
 logger = logging.getLogger(__name__)
-
-
-def _log_line(line: str) -> None:
-    logger.info("%s", line)
 
 
 @dataclass(slots=True)
@@ -51,7 +43,7 @@ class _Live:
 class HostedEngine:
     """One engine host and its restarts, as a `spot.engines.base.Engine`.
 
-    on_line: takes each line that the host's processes write.
+    on_line: takes each line that the host's processes write; by default it is logged.
     describe_line: what such a line says about the start, in words, or None.
     """
 
@@ -59,27 +51,28 @@ class HostedEngine:
         self,
         config: HostConfig,
         *,
-        on_line: Callable[[str], None] = _log_line,
+        on_line: Callable[[str], None] | None = None,
         describe_line: Callable[[str], str | None] = describe,
     ) -> None:
-        self._config = config
-        self._on_line = on_line
-        self._describe_line = describe_line
-        self._status = EngineStatus("starting")
+        self._supervisor = HostSupervisor(
+            config,
+            name="engine",
+            on_message=self._on_message,
+            on_death=self._on_death,
+            is_busy=lambda: bool(self._live),
+            on_line=on_line,
+            describe_line=describe_line,
+        )
         self._card: EngineCard | None = None
         self._stats = EngineStats()
         self._live: dict[int, _Live] = {}
         self._handles: dict[str, int] = {}
         self._next_handle = 1
-        self._host: HostProcess | None = None
-        self._ready_at_s: float | None = None
-        self._stepped_at_s = 0.0
-        self._draining = False
-        self._stopping = False
+        self._idle = anyio.Event()
 
     @property
     def status(self) -> EngineStatus:
-        return self._status
+        return self._supervisor.status
 
     @property
     def card(self) -> EngineCard | None:
@@ -97,136 +90,53 @@ class HostedEngine:
     @property
     def outgoing_bytes(self) -> int:
         """What waits to be written to the host."""
-        return self._host.outbox.num_bytes if self._host is not None else 0
+        return self._supervisor.outgoing_bytes
 
     def submit(self, generation: Generation, sink: DeltaSink) -> None:
         """Start one generation.
 
         Raises EngineUnavailable, or InvalidRequest for numbers that fit no message.
         """
-        host = self._host
-        if self._status.state != "ready" or host is None:
-            raise EngineUnavailable(f"the engine is {self._status.state}: {self._status.detail}")
+        if self.status.state != "ready":
+            raise EngineUnavailable(f"the engine is {self.status.state}: {self.status.detail}")
         handle = self._next_handle
         try:
-            host.outbox.put(Submit(handle, generation))
+            self._supervisor.put(Submit(handle, generation))
         except (ValueError, OverflowError) as error:
             raise InvalidRequest(f"the request cannot be sent to an engine: {error}") from error
-        if not self._live:
-            self._stepped_at_s = anyio.current_time()
         self._next_handle += 1
         self._live[handle] = _Live(generation.id, sink)
         self._handles[generation.id] = handle
 
     def abort(self, generation_id: str) -> None:
         handle = self._handles.get(generation_id)
-        if handle is None:
-            return
-        self._forget(handle)
-        if self._host is not None:
-            self._host.outbox.put_abort(handle)
+        if handle is not None:
+            self._forget(handle)
+            self._supervisor.put_abort(handle)
 
     async def wait_ready(self) -> EngineCard:
-        await self._decided.wait()
+        await self._supervisor.wait_decided()
         if self._card is None:
-            raise EngineFailed(self._status.detail)
+            raise EngineFailed(self.status.detail)
         return self._card
 
     async def drain(self) -> None:
-        self._draining = True
-        if self._status.state == "ready":
-            self._set_state("draining", "taking no new work")
+        self._supervisor.drain()
         while self._live:
             self._idle = anyio.Event()
             await self._idle.wait()
 
     async def __aenter__(self) -> HostedEngine:
-        self._decided = anyio.Event()
-        self._idle = anyio.Event()
-        self._tasks: TaskGroup = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._supervise)
+        await self._supervisor.__aenter__()
         return self
 
     async def __aexit__(self, *exc_info: Any) -> None:
-        is_up = self._status.state in ("ready", "draining")
-        self._stopping = True
-        self._set_state("stopped", "stopped")
-        with anyio.CancelScope(shield=True):
-            if is_up and self._host is not None:
-                self._host.outbox.put(Stop())
-                with anyio.move_on_after(self._config.stop_timeout_s):
-                    await self._host.gone.wait()
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        await self._supervisor.__aexit__(*exc_info)
         self._fail_all("the engine was stopped")
-        self._decided.set()
 
-    async def _supervise(self) -> None:
-        """Run one host after another, until stopped or until another start is no use."""
-        backoff_s = self._config.min_backoff_s
-        num_failed_starts = 0
-        while True:
-            death = await self._run_host()
-            if self._stopping:
-                return
-            was_ready, was_healthy = self._ready_at_s is not None, self._was_healthy()
-            num_failed_starts = 0 if was_ready else num_failed_starts + 1
-            self._take_for_dead(death.message)
-            if self._draining or self._is_hopeless(death, num_failed_starts):
-                self._decided.set()
-                return
-            if was_healthy:
-                backoff_s = self._config.min_backoff_s
-            logger.warning("engine died: %s; next start in %.1f s", death.message, backoff_s)
-            await anyio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
-            self._status.num_restarts += 1
-
-    async def _run_host(self) -> HostDied:
-        self._set_state("starting", "starting the engine host")
-        self._ready_at_s = None
-        self._host = HostProcess(
-            self._config, on_message=self._on_message, on_line=self._on_host_line
-        )
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch_steps, self._host)
-            death = await self._host.run()
-            tasks.cancel_scope.cancel()
-        return death
-
-    async def _watch_steps(self, host: HostProcess) -> None:
-        """End a host whose engine holds generations but takes no step."""
-        timeout_s = self._config.step_timeout_s
-        while True:
-            await anyio.sleep(timeout_s / 4)
-            idle_s = anyio.current_time() - self._stepped_at_s
-            if self._live and idle_s > timeout_s:
-                host.kill(f"the engine made no step for {idle_s:.0f} s")
-
-    def _is_hopeless(self, death: HostDied, num_failed_starts: int) -> bool:
-        if self._card is not None:
-            return False
-        return death.fatal or num_failed_starts >= self._config.max_start_attempts
-
-    def _was_healthy(self) -> bool:
-        if self._ready_at_s is None:
-            return False
-        return anyio.current_time() - self._ready_at_s >= self._config.healthy_after_s
-
-    def _take_for_dead(self, message: str) -> None:
-        self._set_state("dead", message)
-        self._status.pids = []
+    def _on_death(self, reason: str, was_ready: bool) -> None:
         self._stats = EngineStats()
-        self._fail_all(message)
-
-    def _set_state(self, state: EngineState, detail: str) -> None:
-        self._status.state, self._status.detail = state, detail
-
-    def _on_host_line(self, line: str) -> None:
-        self._on_line(line)
-        if self._status.state == "starting" and (stage := self._describe_line(line)):
-            self._status.detail = stage
+        self._fail_all(reason)
 
     def _on_message(self, message: ToGateway) -> None:
         match message:
@@ -237,28 +147,10 @@ class HostedEngine:
                 self._end_badly(message.handle, refusal)
             case Failed():
                 self._end_badly(message.handle, EngineFailed(message.message))
-            case Progress():
-                if self._status.state == "starting":
-                    self._status.detail = message.detail
-            case Ready():
-                self._on_ready(message)
-            case Dead():
-                raise HostDied(message.message, fatal=message.fatal)
-            case Pong():
-                pass
-
-    def _on_ready(self, ready: Ready) -> None:
-        assert self._host is not None
-        self._host.mark_ready()
-        self._card = ready.card
-        self._ready_at_s = anyio.current_time()
-        self._status.pids = sorted({*ready.pids, *self._host.pids})
-        if self._status.state == "starting":
-            self._set_state("draining" if self._draining else "ready", "")
-        self._decided.set()
+            case Ready(card):
+                self._card = card
 
     def _on_step(self, step: Step) -> None:
-        self._stepped_at_s = anyio.current_time()
         if step.stats is not None:
             self._stats = step.stats
         for entry in step.deltas:
@@ -277,7 +169,6 @@ class HostedEngine:
             self.abort(live.generation_id)
 
     def _end_badly(self, handle: int, error: ShuntyardError) -> None:
-        self._stepped_at_s = anyio.current_time()
         live = self._live.get(handle)
         if live is not None:
             self._forget(handle)

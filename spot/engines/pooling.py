@@ -7,7 +7,6 @@ the answer depends on nothing but the input.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,26 +14,23 @@ from typing import Any, Literal
 
 import anyio
 import numpy as np
-from anyio.abc import TaskGroup
 from numpy.typing import NDArray
 
-from spot.engines.base import EngineState, EngineStats, EngineStatus
+from spot.engines.base import EngineStats, EngineStatus
 from spot.engines.codec import (
-    Dead,
     Embed,
     Failed,
     Pooled,
     PoolingCard,
     PoolingReady,
-    Progress,
     Refused,
     ScorePairs,
     Step,
-    Stop,
     ToGateway,
     TooLong,
 )
-from spot.engines.host_process import HostConfig, HostDied, HostProcess
+from spot.engines.host_process import HostConfig
+from spot.engines.host_supervisor import HostSupervisor
 from spot.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -53,8 +49,6 @@ __all__ = [
     "PoolingEngine",
     "ScoreResult",
 ]
-
-logger = logging.getLogger(__name__)
 
 Vectors = NDArray[np.float32]
 _MAX_LIVES = 2
@@ -97,9 +91,6 @@ class PoolingConfig:
     start_timeout_s: float = 300.0
     step_timeout_s: float = 120.0
     min_backoff_s: float = 0.5
-    max_backoff_s: float = 30.0
-    healthy_after_s: float = 60.0
-    max_start_attempts: int = 3
 
     def host(self) -> HostConfig:
         names = ("model", "task", "device", "dtype", "max_model_len", "trust_remote_code")
@@ -109,6 +100,8 @@ class PoolingConfig:
             env=self.env,
             command=(sys.executable, "-m", "spot.engines.pooling_host"),
             start_timeout_s=self.start_timeout_s,
+            step_timeout_s=self.step_timeout_s,
+            min_backoff_s=self.min_backoff_s,
         )
 
 
@@ -138,15 +131,12 @@ class _Call:
     num_lives: int = 1
 
 
-def _log_line(line: str) -> None:
-    logger.info("%s", line)
-
-
 class PoolingEngine:
     """One pooling host and its restarts. An async context manager; leaving it stops the host.
 
     Entering does not wait until the model is loaded: `status` says what it is doing.
-    host: how to start the host, where it is not the one of `config`.
+    host: how to run the host, where it is not as `config` says.
+    on_line: takes each line that the host writes; by default it is logged.
     """
 
     def __init__(
@@ -154,25 +144,26 @@ class PoolingEngine:
         config: PoolingConfig,
         *,
         host: HostConfig | None = None,
-        on_line: Callable[[str], None] = _log_line,
+        on_line: Callable[[str], None] | None = None,
     ) -> None:
         self._config = config
-        self._host_config = host or config.host()
-        self._on_line = on_line
-        self._status = EngineStatus("starting")
+        self._supervisor = HostSupervisor(
+            host or config.host(),
+            name="pooling",
+            on_message=self._on_message,
+            on_death=self._on_death,
+            is_busy=lambda: bool(self._calls),
+            on_line=on_line,
+        )
         self._card: PoolingCard | None = None
         self._stats = EngineStats()
         self._calls: dict[int, _Call] = {}
         self._num_queued = 0
         self._next_handle = 1
-        self._host: HostProcess | None = None
-        self._ready_at_s: float | None = None
-        self._heard_at_s = 0.0
-        self._stopping = False
 
     @property
     def status(self) -> EngineStatus:
-        return self._status
+        return self._supervisor.status
 
     @property
     def card(self) -> PoolingCard | None:
@@ -229,31 +220,18 @@ class PoolingEngine:
 
     async def wait_ready(self) -> PoolingCard:
         """Wait until the model is loaded. Raises EngineFailed if it cannot be."""
-        await self._decided.wait()
+        await self._supervisor.wait_decided()
         if self._card is None:
-            raise EngineFailed(self._status.detail)
+            raise EngineFailed(self.status.detail)
         return self._card
 
     async def __aenter__(self) -> PoolingEngine:
-        self._decided = anyio.Event()
-        self._tasks: TaskGroup = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._supervise)
+        await self._supervisor.__aenter__()
         return self
 
     async def __aexit__(self, *exc_info: Any) -> None:
-        is_up = self._status.state == "ready"
-        self._stopping = True
-        self._set_state("stopped", "stopped")
-        with anyio.CancelScope(shield=True):
-            if is_up and self._host is not None:
-                self._host.outbox.put(Stop())
-                with anyio.move_on_after(self._host_config.stop_timeout_s):
-                    await self._host.gone.wait()
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        await self._supervisor.__aexit__(*exc_info)
         self._end_all(EngineUnavailable("The model was stopped."))
-        self._decided.set()
 
     async def _cosines(
         self, pairs: Sequence[tuple[str, str]], truncate_to: int | None
@@ -273,18 +251,16 @@ class PoolingEngine:
         return ScoreResult(np.sum(left * right, axis=1).tolist(), sum(result.num_tokens))
 
     def _ready_card(self) -> PoolingCard:
-        if self._status.state == "ready" and self._card is not None:
+        if self.status.state == "ready" and self._card is not None:
             return self._card
         # Why a model died may name files and addresses: that is for the log and the status.
-        stage = f": {self._status.detail}" if self._status.state == "starting" else ""
-        raise EngineUnavailable(f"The model is {self._status.state}{stage}.")
+        stage = f": {self.status.detail}" if self.status.state == "starting" else ""
+        raise EngineUnavailable(f"The model is {self.status.state}{stage}.")
 
     async def _ask(
         self, message: Callable[[int], Embed | ScorePairs], *, num_inputs: int
     ) -> Pooled:
         """Send one call to the host and wait for its answer; cancelling takes it back."""
-        host = self._host
-        assert host is not None
         handle = self._next_handle
         if num_inputs == 0:
             return Pooled(handle, b"", [])
@@ -293,18 +269,16 @@ class PoolingEngine:
         self._next_handle += 1
         call = _Call(message(handle), num_inputs)
         try:
-            host.outbox.put(call.message)
+            self._supervisor.put(call.message)
         except (ValueError, OverflowError) as error:
             raise InvalidRequest(f"The request cannot be sent to the model: {error}") from error
-        if not self._calls:
-            self._heard_at_s = anyio.current_time()
         self._calls[handle] = call
         self._num_queued += num_inputs
         try:
             await call.ended.wait()
         finally:
-            if self._forget(handle) and self._host is not None:
-                self._host.outbox.put_abort(handle)
+            if self._forget(handle):
+                self._supervisor.put_abort(handle)
         if call.error is not None:
             raise call.error
         assert call.answer is not None
@@ -317,7 +291,6 @@ class PoolingEngine:
         return call
 
     def _end(self, handle: int, *, answer: Pooled | None = None, error: Any = None) -> None:
-        self._heard_at_s = anyio.current_time()
         call = self._forget(handle)
         if call is not None:
             call.answer, call.error = answer, error
@@ -327,71 +300,17 @@ class PoolingEngine:
         for handle in list(self._calls):
             self._end(handle, error=error)
 
-    async def _supervise(self) -> None:
-        """Run one host after another, until stopped or until another start is no use."""
-        backoff_s = self._config.min_backoff_s
-        num_failed_starts = 0
-        while True:
-            death = await self._run_host()
-            if self._stopping:
-                return
-            was_ready = self._ready_at_s is not None
-            num_failed_starts = 0 if was_ready else num_failed_starts + 1
-            if self._was_healthy():
-                backoff_s = self._config.min_backoff_s
-            self._take_for_dead(death, was_ready=was_ready)
-            is_hopeless = death.fatal or num_failed_starts >= self._config.max_start_attempts
-            if self._card is None and is_hopeless:
-                self._decided.set()
-                return
-            logger.warning("pooling host died: %s; next in %.1f s", death.message, backoff_s)
-            await anyio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
-            self._status.num_restarts += 1
-
-    async def _run_host(self) -> HostDied:
-        self._set_state("starting", "starting the pooling host")
-        self._ready_at_s = None
-        self._host = HostProcess(
-            self._host_config, on_message=self._on_message, on_line=self._on_line
-        )
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch_steps, self._host)
-            death = await self._host.run()
-            tasks.cancel_scope.cancel()
-        return death
-
-    async def _watch_steps(self, host: HostProcess) -> None:
-        """End a host that holds calls but gets nothing done."""
-        timeout_s = self._config.step_timeout_s
-        while True:
-            await anyio.sleep(timeout_s / 4)
-            idle_s = anyio.current_time() - self._heard_at_s
-            if self._status.state == "ready" and self._calls and idle_s > timeout_s:
-                host.kill(f"the model did nothing for {idle_s:.0f} s")
-
-    def _was_healthy(self) -> bool:
-        if self._ready_at_s is None:
-            return False
-        return anyio.current_time() - self._ready_at_s >= self._config.healthy_after_s
-
-    def _take_for_dead(self, death: HostDied, *, was_ready: bool) -> None:
+    def _on_death(self, reason: str, was_ready: bool) -> None:
         """Calls outlive one death; a start that failed as well ends them."""
-        self._set_state("dead", death.message)
-        self._status.pids = []
         self._stats = EngineStats()
         for handle, call in list(self._calls.items()):
             call.num_lives += 1
             if call.num_lives > _MAX_LIVES or not was_ready:
                 self._end(handle, error=EngineFailed("The model's process ended."))
 
-    def _set_state(self, state: EngineState, detail: str) -> None:
-        self._status.state, self._status.detail = state, detail
-
     def _on_message(self, message: ToGateway) -> None:
         match message:
             case Step():
-                self._heard_at_s = anyio.current_time()
                 self._stats = message.stats or self._stats
             case Pooled():
                 self._end(message.handle, answer=message)
@@ -402,25 +321,10 @@ class PoolingEngine:
                 self._end(message.handle, error=refusal)
             case Failed():
                 self._end(message.handle, error=EngineFailed(message.message))
-            case Progress():
-                self._status.detail = message.detail
-            case PoolingReady():
-                self._on_ready(message)
-            case Dead():
-                raise HostDied(message.message, fatal=message.fatal)
-
-    def _on_ready(self, ready: PoolingReady) -> None:
-        host = self._host
-        assert host is not None
-        host.mark_ready()
-        self._card = ready.card
-        self._ready_at_s = self._heard_at_s = anyio.current_time()
-        self._status.pids = sorted({*ready.pids, *host.pids})
-        if not self._stopping:
-            self._set_state("ready", "")
-        for call in self._calls.values():
-            host.outbox.put(call.message)
-        self._decided.set()
+            case PoolingReady(card):
+                self._card = card
+                for call in self._calls.values():
+                    self._supervisor.put(call.message)
 
     def _too_long(self, fault: TooLong) -> InputTooLong:
         assert self._card is not None

@@ -10,33 +10,23 @@ all waiting requests. One thread does both, so the event loop can always answer.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import signal
-import socket
-import sys
 import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import anyio
 import anyio.to_thread
 import numpy as np
-from anyio.abc import UNIXSocketStream
 from numpy.typing import NDArray
 
 from spot.engines.base import EngineStats
 from spot.engines.codec import (
     Abort,
-    Dead,
     Embed,
     Failed,
-    FrameReader,
-    Ping,
-    Pong,
     Pooled,
     PoolingCard,
     PoolingReady,
@@ -44,21 +34,15 @@ from spot.engines.codec import (
     Refused,
     ScorePairs,
     Step,
-    Stop,
     ToHost,
     TooLong,
-    encode_frame,
-    to_host_decoder,
 )
-from spot.engines.host_lifetime import end_with, kill_own_group
-from spot.engines.outbox import Outbox
+from spot.engines.gateway_link import GatewayLink, connect, leave
 from spot.engines.pooling_queue import PoolingQueue, Slot, similar
-from spot.engines.vllm_compat.environment import apply_default_environment
 
 if TYPE_CHECKING:
     from spot.engines.pooling_model import PoolingModel, Sample, Text
 
-_READ_BYTES = 256 * 1024
 _TOKENIZE_CHARS = 200_000
 _CPU_BATCH_TOKENS = 1024
 _GPU_BATCH_TOKENS = 16_384
@@ -75,10 +59,6 @@ class Model(Protocol):
     def sample_of_ids(self, token_ids: list[int], *, truncate_to: int | None = None) -> Sample: ...
 
     def pool(self, samples: list[Sample]) -> NDArray[np.float32]: ...
-
-
-class _StopRequested(Exception):
-    """The gateway asked for an orderly end, or went away."""
 
 
 class _Overlong(Exception):
@@ -112,60 +92,38 @@ class _Job:
 
 
 class PoolingHost:
-    """Carries messages between one gateway connection and one model."""
+    """Carries messages between the gateway and one model."""
 
     def __init__(
-        self, model: Model, stream: UNIXSocketStream, *, max_batch: int, max_batch_tokens: int
+        self, model: Model, link: GatewayLink, *, max_batch: int, max_batch_tokens: int
     ) -> None:
         self._model = model
-        self._stream = stream
-        self._outbox = Outbox()
+        self._link = link
+        self._outbox = link.outbox
         self._jobs: dict[int, _Job] = {}
         self._untokenized: deque[int] = deque()
         self._queue = PoolingQueue(max_batch=max_batch, max_batch_tokens=max_batch_tokens)
         self._work_came = anyio.Event()
         self._worker = anyio.CapacityLimiter(1)
 
-    async def run(self) -> None:
-        """Serve until the gateway says Stop or goes away."""
+    async def run(self) -> bool:
+        """Serve until the gateway says Stop (True) or goes away (False)."""
         self._outbox.put(PoolingReady(self._model.card, [os.getpid()]))
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._outbox.write_to, self._stream)
-                tasks.start_soon(self._work)
-                tasks.start_soon(self._obey_signals)
-                tasks.start_soon(self._read)
-        except* (_StopRequested, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._work)
+            is_clean = await self._link.serve(self._handle)
+            tasks.cancel_scope.cancel()
+        return is_clean
 
-    async def _obey_signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                raise _StopRequested
-
-    async def _read(self) -> None:
-        frames = FrameReader()
-        while True:
-            try:
-                chunk = await self._stream.receive(_READ_BYTES)
-            except anyio.EndOfStream:
-                raise _StopRequested from None
-            for payload in frames.feed(chunk):
-                self._handle(to_host_decoder.decode(payload))
-
-    def _handle(self, message: ToHost) -> None:
+    async def _handle(self, message: ToHost) -> None:
         match message:
             case Embed():
                 self._accept(message.handle, _Job(message.inputs, message.truncate_to))
             case ScorePairs():
                 self._accept(message.handle, _Job(message.pairs, message.truncate_to))
-            case Abort():
-                for handle in message.handles:
+            case Abort(handles):
+                for handle in handles:
                     self._forget(handle)
-            case Ping():
-                self._outbox.put(Pong(message.number))
-            case Stop():
-                raise _StopRequested
 
     def _accept(self, handle: int, job: _Job) -> None:
         self._jobs[handle] = job
@@ -288,58 +246,38 @@ def _size(value: Any) -> int:
     return len(value[0]) + len(value[1]) if isinstance(value, tuple) else len(value)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one host to its end; the exit code is 0 after an orderly stop."""
-    parser = argparse.ArgumentParser(prog="spot.engines.pooling_host")
-    parser.add_argument("--socket", required=True)
-    path = parser.parse_args(argv).socket
-    options = json.loads(sys.stdin.read())
-    apply_default_environment()
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(path)
-    end_with(connection)
-    signal.signal(signal.SIGTERM, lambda *_: kill_own_group())
-    max_batch = options.pop("max_batch", None)
-    max_batch_tokens = options.pop("max_batch_tokens", None)
-    model = _load(connection, options)
+    link, options = connect("spot.engines.pooling_host", argv)
+    limits = {name: options.pop(name, None) for name in ("max_batch", "max_batch_tokens")}
+    model = link.told(lambda: _load(link, options))
     if model is None:
-        return 1
+        leave(is_clean=False)
+    is_clean = anyio.run(_serve, link, model, limits, backend_options={"use_uvloop": True})
+    leave(is_clean=is_clean)
+
+
+async def _serve(link: GatewayLink, model: Model, limits: dict[str, int | None]) -> bool:
     is_on_cpu = model.card.device == "cpu"
-    limits = {
-        "max_batch": max_batch or _MAX_BATCH,
-        "max_batch_tokens": max_batch_tokens
-        or (_CPU_BATCH_TOKENS if is_on_cpu else _GPU_BATCH_TOKENS),
-    }
-    anyio.run(_serve, connection, model, limits, backend_options={"use_uvloop": True})
-    return 0
+    async with link.opened():
+        host = PoolingHost(
+            model,
+            link,
+            max_batch=limits["max_batch"] or _MAX_BATCH,
+            max_batch_tokens=limits["max_batch_tokens"]
+            or (_CPU_BATCH_TOKENS if is_on_cpu else _GPU_BATCH_TOKENS),
+        )
+        return await host.run()
 
 
-async def _serve(connection: socket.socket, model: Model, limits: dict[str, int]) -> None:
-    connection.setblocking(False)
-    async with await UNIXSocketStream.from_socket(connection) as stream:
-        await PoolingHost(model, stream, **limits).run()
+def _load(link: GatewayLink, options: dict[str, Any]) -> PoolingModel:
+    """Load the model, telling the gateway what goes on."""
+    link.say(Progress("importing sentence-transformers"))
+    from spot.engines.pooling_model import PoolingModel
 
-
-def _load(connection: socket.socket, options: dict[str, Any]) -> PoolingModel | None:
-    """Load the model, telling the gateway what goes on. None if it cannot be loaded."""
-
-    def say(message: Progress | Dead) -> None:
-        connection.sendall(encode_frame(message))
-
-    try:
-        say(Progress("importing sentence-transformers"))
-        from spot.engines.pooling_model import PoolingModel
-
-        say(Progress("loading the model"))
-        return PoolingModel(**options)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the gateway must hear it
-        traceback.print_exc()
-        say(Dead(f"{type(error).__name__}: {error}"[:2000], fatal=True))
-        return None
+    link.say(Progress("loading the model"))
+    return PoolingModel(**options)
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # taking torch's modules apart would take seconds
+    main()

@@ -74,12 +74,15 @@ def _session_of(pid: int) -> int | None:
 
 
 def _is_living(pid: int) -> bool:
-    """Whether a process is more than an entry that its parent has not read yet."""
+    """Whether a process is more than an entry that its parent has not read yet.
+
+    A first thread that is gone is such an entry as well, while others still hold the memory.
+    """
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        return state not in "ZX" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
-    return state not in "ZX"
 
 
 def _kill(pid: int) -> None:

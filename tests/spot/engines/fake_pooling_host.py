@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -16,9 +13,9 @@ from typing import Any
 
 import anyio
 import numpy as np
-from anyio.abc import UNIXSocketStream
 
-from spot.engines.codec import Dead, PoolingCard, encode_frame
+from spot.engines.codec import Dead, PoolingCard
+from spot.engines.gateway_link import GatewayLink, connect
 from spot.engines.pooling_host import PoolingHost
 
 
@@ -86,23 +83,18 @@ class FakeModel:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--socket", required=True)
-    options = json.loads(sys.stdin.read())
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(parser.parse_args().socket)
+    link, options = connect("fake_pooling_host")
     if options.get("mode") == "fatal":
-        connection.sendall(encode_frame(Dead("OSError: no such model", fatal=True)))
+        link.say(Dead("OSError: no such model", fatal=True))
         sys.exit(1)
-    anyio.run(serve, connection, FakeModel(options), options)
+    anyio.run(serve, link, FakeModel(options), options)
 
 
-async def serve(connection: socket.socket, model: FakeModel, options: dict[str, Any]) -> None:
-    connection.setblocking(False)
-    async with await UNIXSocketStream.from_socket(connection) as stream:
+async def serve(link: GatewayLink, model: FakeModel, options: dict[str, Any]) -> None:
+    async with link.opened():
         await PoolingHost(
             model,
-            stream,
+            link,
             max_batch=options.get("max_batch", 4),
             max_batch_tokens=options.get("max_batch_tokens", 100),
         ).run()

@@ -43,15 +43,17 @@ FAKE_HOST = Path(__file__).with_name("fake_pooling_host.py")
 
 @asynccontextmanager
 async def starting(**options: Any) -> AsyncIterator[PoolingEngine]:
-    """An engine over a fake host; what PoolingConfig does not know goes to the host."""
-    known = {name: options.pop(name) for name in ("max_queue", "step_timeout_s") if name in options}
+    """An engine over a fake host; what neither config knows goes to the host."""
+    config = PoolingConfig("fake", max_queue=options.pop("max_queue", 20_000))
+    step_timeout_s = options.pop("step_timeout_s", 120.0)
     host = HostConfig(
         options,
         env={"PYTHONPATH": os.pathsep.join(sys.path)},
         command=(sys.executable, str(FAKE_HOST)),
+        step_timeout_s=step_timeout_s,
         stop_timeout_s=2.0,
+        min_backoff_s=0.01,
     )
-    config = PoolingConfig("fake", min_backoff_s=0.01, **known)
     async with PoolingEngine(config, host=host, on_line=print) as engine:
         yield engine
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from spot.engines.process_group import kill_session, session_members, shared_memory_of
@@ -20,6 +21,12 @@ with open(sys.argv[1], "r+b") as file:
     held = mmap.mmap(file.fileno(), 4096)
 print("ready", flush=True)
 time.sleep(600)
+"""
+
+_ENDS_ITS_FIRST_THREAD = """
+import ctypes, threading, time
+threading.Thread(target=lambda: (print("ready", flush=True), time.sleep(600))).start()
+ctypes.CDLL(None).pthread_exit(None)
 """
 
 
@@ -47,6 +54,10 @@ def is_there(path: Path | str) -> bool:
     return os.path.exists(path)
 
 
+def is_zombie(pid: int) -> bool:
+    return " Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
 def end(*processes: subprocess.Popen[bytes]) -> None:
     for process in processes:
         process.kill()
@@ -62,6 +73,18 @@ async def test_every_member_of_the_session_is_killed() -> None:
     assert session_members(shell.pid) == []
     assert shell.wait(5) == -9
     end(shell)
+
+
+async def test_a_process_lives_as_long_as_any_of_its_threads() -> None:
+    process = start(sys.executable, "-c", _ENDS_ITS_FIRST_THREAD)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    while not is_zombie(process.pid):  # noqa: ASYNC110 - a thread's end has no event here
+        await anyio.sleep(0.001)
+    assert session_members(process.pid) == [process.pid]
+    await kill_session(process.pid)
+    assert process.wait(5) == -9
+    end(process)
 
 
 async def test_what_only_the_dead_used_is_removed(shared_file: Path) -> None:
