@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -145,6 +146,8 @@ class Responses(JsonEndpoint[ResponseRequest]):
     ) -> ChatJob:
         """The job; with `truncation: auto` of as much of the conversation as fits."""
         messages = messages_of(context.items, num_earlier=len(context.earlier))
+        if not messages:
+            raise InvalidRequest("The input holds no message.", param="input")
         instructions = []
         if body.instructions is not None:
             instructions = [{"role": "developer", "content": body.instructions}]
@@ -159,23 +162,36 @@ class Responses(JsonEndpoint[ResponseRequest]):
         except ContextLengthExceeded:
             if body.truncation != "auto":
                 raise
-        turns = [i for i, message in enumerate(messages) if message["role"] == "user" and i]
+        return await self._shortened(body, messages, job_of)
+
+    async def _shortened(
+        self,
+        body: ResponseRequest,
+        messages: list[JsonObject],
+        job_of: Callable[[int], Awaitable[ChatJob]],
+    ) -> ChatJob:
+        """The job of as many of the last turns as leave room for an answer, or of the last one.
+
+        job_of: makes the job of the messages from a position on.
+        Raises ContextLengthExceeded if not even the last turn fits.
+        """
+        turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
         limit = self.gateway.model.max_model_len
         room = min(body.max_output_tokens or limit, limit // 4)
-        best: ChatJob | None = None
-        low, high = 0, len(turns)
+        found: ChatJob | None = None
+        low, high = 0, len(turns) - 1
         while low < high:
             middle = (low + high) // 2
             try:
                 job = await job_of(turns[middle])
+                fits = len(job.prompt_token_ids) + room <= limit
             except ContextLengthExceeded:
-                low = middle + 1
-                continue
-            if len(job.prompt_token_ids) + room <= limit:
-                best, high = job, middle
+                fits = False
+            if fits:
+                found, high = job, middle
             else:
-                best, low = best or job, middle + 1
-        return best or await job_of(turns[-1] if turns else 0)
+                low = middle + 1
+        return found or await job_of(turns[-1] if turns else 0)
 
     async def _job(self, request: JsonObject, record: RequestRecord) -> ChatJob:
         try:

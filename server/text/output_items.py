@@ -226,9 +226,10 @@ class OutputItems:
     def _call(self, call: ToolCallDelta) -> list[Event]:
         if isinstance(self._open, _OpenCall) and self._open.number == call.index:
             return self._open.add(call.arguments)
-        if call.id is None or call.name is None:
+        if call.name is None:
             logger.warning("a piece of a tool call came after the next one had begun")
             return []
         self._held_text, self._held_logprobs = "", []
-        opened = _OpenCall(self._next_index, call.index, call.id, call.name)
+        call_id = call.id or new_id("call")
+        opened = _OpenCall(self._next_index, call.index, call_id, call.name)
         return self._begin(opened) + opened.add(call.arguments)

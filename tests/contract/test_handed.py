@@ -999,6 +999,43 @@ def test_h46_thinking_text_arrives_through_vllms_own_parser(
         assert stream.text() == "the answer"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("script", "fields", "kind"),
+    [
+        ("a long answer to this", {}, "message"),
+        ("<think>long thoughts about this</think>the answer", {}, "reasoning"),
+        (
+            '[{"name": "f", "parameters": {"a": 1}}]',
+            {"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"},
+            "function_call",
+        ),
+    ],
+)
+def test_h47_a_cut_response_is_incomplete_and_so_is_its_last_item(
+    script: str, fields: dict[str, Any], kind: str, stream: bool
+) -> None:
+    chat = ChatOptions(has_reasoning_parser=True, parsers=ThinkSource())
+    with serving(script, chat=chat) as server:
+        body = {"input": "Hi", "max_output_tokens": 9, "stream": stream, **fields}
+        if kind == "message":
+            body["max_output_tokens"] = 2
+        answer = server.post("/v1/responses", body)
+        assert answer.status_code == 200, answer.text
+        response = answer.json() if not stream else None
+        if stream:
+            blocks = [block.split("\n") for block in answer.text.strip().split("\n\n")]
+            events = {name: json.loads(data.removeprefix("data: ")) for name, data in blocks}
+            done = events["event: response.output_item.done"]
+            assert done["item"]["status"] == "incomplete"
+            assert list(events)[-1] == "event: response.incomplete"
+            response = events["event: response.incomplete"]["response"]
+        assert response["status"] == "incomplete"
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert response["output"][-1]["type"] == kind
+        assert response["output"][-1]["status"] == "incomplete"
+
+
 # Sampling defaults
 
 
