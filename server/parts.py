@@ -60,7 +60,11 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
         logger.debug("%s", line)
 
     engine = HostedEngine(
-        HostConfig(engine_args=args, start_timeout_s=settings.engine_start_timeout),
+        HostConfig(
+            engine_args=args,
+            start_timeout_s=settings.engine_start_timeout,
+            step_timeout_s=settings.engine_step_timeout,
+        ),
         on_line=on_line,
     )
     gateway = _build_gateway(settings, model, engine, say)

@@ -35,6 +35,9 @@ SERVE, HTTP, OPENAI, LIMITS, ENGINE, LOGS = (
     "logs and traces",
 )
 
+# Settings about the engine that are not arguments of vLLM's.
+_ABOUT_ENGINE = {"engine_args", "engine_start_timeout", "engine_step_timeout"}
+
 
 class SettingsError(ShuntyardError):
     """A setting has a value that cannot be used. The message names the key."""
@@ -203,6 +206,13 @@ class Settings(BaseSettings):
         1800.0, "seconds until the engine must be ready", group=ENGINE, gt=0
     )
 
+    engine_step_timeout: float = _setting(
+        300.0,
+        "seconds without an engine step, while it holds work, until it is started anew",
+        group=ENGINE,
+        gt=0,
+    )
+
     log_format: Literal["auto", "json", "pretty"] = _setting(
         "auto", "one JSON object a line, or for people; auto: by the terminal", group=LOGS
     )
@@ -259,7 +269,7 @@ class Settings(BaseSettings):
         named = {
             name: getattr(self, name)
             for name, info in type(self).model_fields.items()
-            if group_of(info) == ENGINE and name not in ("engine_args", "engine_start_timeout")
+            if group_of(info) == ENGINE and name not in _ABOUT_ENGINE
         }
         if not self.trust_remote_code:
             named.pop("trust_remote_code")
