@@ -20,6 +20,7 @@ from server.responses_store import ResponsesStore, StoredItem, StoredResponse, j
 from server.text.assembler import Piece, TokenEntry
 from server.text.items import KnownItem, items_of_json, new_id, stored_form
 from server.text.output_items import Event, OutputItems
+from server.text.tokenizer import ChatTokenizer
 
 JsonObject = dict[str, Any]
 
@@ -56,6 +57,7 @@ class Answer:
         job: ChatJob,
         record: RequestRecord,
         store: ResponsesStore,
+        tokenizer: ChatTokenizer,
     ) -> None:
         self._body = body
         self._context = context
@@ -71,6 +73,7 @@ class Answer:
 
         self.output = OutputItems(
             logprobs=logprobs if formatter is not None else None,
+            count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
             show_reasoning=body.include_reasoning is not False,
         )
 

@@ -30,7 +30,7 @@ from spot.errors import ContextLengthExceeded, InvalidRequest
 JsonObject = dict[str, Any]
 
 # Fields that mean the same in a chat request, and are handed on as they came.
-_SHARED = {*SamplingBody.model_fields, "chat_template_kwargs", "include_reasoning"} - {
+_SHARED = {*SamplingBody.model_fields, "chat_template_kwargs"} - {
     "n",
     "stream_options",
     "response_format",
@@ -104,7 +104,7 @@ class Responses(JsonEndpoint[ResponseRequest]):
             num_prompt_tokens=len(job.prompt_token_ids),
             stream_interval=interval if body.stream else 1,
         )
-        answer = Answer(body, context, job, record, self._store)
+        answer = Answer(body, context, job, record, self._store, self.gateway.model.tokenizer)
         with run:
             if body.stream:
                 await stream_run(self.gateway, record, run, ResponseEventWriter(answer), send)

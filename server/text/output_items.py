@@ -140,13 +140,23 @@ class OutputItems:
 
     White space alone begins no message: it is held until other text follows it, since models put
     some before and between calls.
-    logprobs: renders entries where log probabilities were asked for.
-    num_reasoning_tokens: tokens that became reasoning, as far as pieces tell them apart.
+    logprobs: renders entries where log probabilities were asked for. Those of tokens that became no
+        text are held as well: the next text has them, unless reasoning or a call comes first.
+    count_tokens: of a text; for pieces that hold the end of the reasoning and more.
+    num_reasoning_tokens: tokens that became reasoning.
     """
 
-    def __init__(self, *, logprobs: Logprobs | None = None, show_reasoning: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        logprobs: Logprobs | None = None,
+        count_tokens: Callable[[str], int] = len,
+        show_reasoning: bool = True,
+    ) -> None:
         self._logprobs = logprobs
+        self._count_tokens = count_tokens
         self._show_reasoning = show_reasoning
+        self._is_thinking = False
         self._done: list[JsonObject] = []
         self._open: _OpenText | _OpenCall | None = None
         self._held_text = ""
@@ -163,7 +173,7 @@ class OutputItems:
         events: list[Event] = []
         if piece.reasoning:
             events += self._reasoning(piece)
-        if piece.content or (piece.entries and not (piece.reasoning or piece.tool_calls)):
+        if piece.content or (piece.entries and not (self._is_thinking or piece.tool_calls)):
             events += self._text(piece)
         for call in piece.tool_calls:
             events += self._call(call)
@@ -174,6 +184,7 @@ class OutputItems:
         events: list[Event] = []
         if self._open is None:
             events += self._begin(_OpenText(len(self._done), is_reasoning=False))
+        if isinstance(self._open, _OpenText) and not self._open.is_reasoning:
             events += self._flush_text("")
         return events + self._close("incomplete" if is_cut else "completed")
 
@@ -194,8 +205,11 @@ class OutputItems:
         return len(self._done) + (self._open is not None)
 
     def _reasoning(self, piece: Piece) -> list[Event]:
-        if not piece.content and not piece.tool_calls:
-            self.num_reasoning_tokens += len(piece.token_ids)
+        num_tokens = len(piece.token_ids)
+        if piece.content or piece.tool_calls:
+            num_tokens = min(num_tokens, self._count_tokens(piece.reasoning))
+        self.num_reasoning_tokens += num_tokens
+        self._is_thinking = True
         self._held_text, self._held_logprobs = "", []
         if not self._show_reasoning:
             return []
@@ -208,14 +222,16 @@ class OutputItems:
     def _text(self, piece: Piece) -> list[Event]:
         if self._logprobs is not None and piece.entries:
             self._held_logprobs += self._logprobs(piece.entries)
-        events: list[Event] = []
-        if not (isinstance(self._open, _OpenText) and not self._open.is_reasoning):
-            self._held_text += piece.content
-            if not self._held_text.strip():
-                return []
-            events += self._begin(_OpenText(self._next_index, is_reasoning=False))
-            return events + self._flush_text("")
-        return self._flush_text(piece.content)
+        if not piece.content:
+            return []
+        self._is_thinking = False
+        if isinstance(self._open, _OpenText) and not self._open.is_reasoning:
+            return self._flush_text(piece.content)
+        self._held_text += piece.content
+        if not self._held_text.strip():
+            return []
+        opened = self._begin(_OpenText(self._next_index, is_reasoning=False))
+        return opened + self._flush_text("")
 
     def _flush_text(self, text: str) -> list[Event]:
         assert isinstance(self._open, _OpenText)
@@ -229,7 +245,7 @@ class OutputItems:
         if call.name is None:
             logger.warning("a piece of a tool call came after the next one had begun")
             return []
-        self._held_text, self._held_logprobs = "", []
+        self._held_text, self._held_logprobs, self._is_thinking = "", [], False
         call_id = call.id or new_id("call")
         opened = _OpenCall(self._next_index, call.index, call_id, call.name)
         return self._begin(opened) + opened.add(call.arguments)

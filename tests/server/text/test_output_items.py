@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import given
 
-from server.text.assembler import Piece
+from server.text.assembler import Piece, TokenEntry
 from server.text.output_items import Event, OutputItems
+from spot.generation import TokenLogprobs
 from spot.parsed import ToolCallDelta
 
 
@@ -129,6 +131,45 @@ def test_reasoning_can_be_left_out_and_is_counted_all_the_same() -> None:
     output.finish(is_cut=False)
     assert kinds(output.items) == ["message"]
     assert output.num_reasoning_tokens == 2
+
+
+def test_reasoning_tokens_are_counted_where_a_piece_holds_more() -> None:
+    output = OutputItems(count_tokens=lambda text: len(text.split()))
+    output.push(Piece(reasoning="a b", content="c d e", token_ids=[1, 2, 3, 4, 5]))
+    assert output.num_reasoning_tokens == 2
+
+
+def test_logprobs_belong_to_text_only() -> None:
+    """Tokens of tags, reasoning and calls have none; those that are held wait for their text."""
+
+    def entry(text: str) -> TokenEntry:
+        return TokenEntry(0, text, TokenLogprobs([0], [-1.0], [1]))
+
+    def logprobs(entries: Sequence[TokenEntry]) -> list[dict[str, Any]]:
+        return [{"token": item.text} for item in entries]
+
+    pieces = [
+        Piece(reasoning="hm", entries=[entry("hm")]),
+        Piece(entries=[entry("</think>")]),
+        Piece(content="\n", entries=[entry("\n")]),
+        Piece(entries=[entry("")]),
+        Piece(content="é", entries=[entry("é")]),
+        Piece(entries=[entry("<tool")]),
+        call(0, "{}", "f"),
+        Piece(entries=[entry("</tool")]),
+    ]
+    items, events = run(*pieces, logprobs=logprobs)
+    message = items[1]["content"][0]
+    assert [item["token"] for item in message["logprobs"]] == ["\n", "", "é"]
+    assert message["text"] == "\né"
+    told_of = [e["logprobs"] for name, e in events if name == "response.output_text.delta"]
+    assert [item for some in told_of for item in some] == message["logprobs"]
+
+
+def test_logprobs_of_the_last_token_come_without_text() -> None:
+    end = TokenEntry(0, "", TokenLogprobs([0], [-1.0], [1]))
+    items, _ = run(Piece(content="a"), Piece(entries=[end]), logprobs=lambda some: [{}] * len(some))
+    assert len(items[0]["content"][0]["logprobs"]) == 1
 
 
 def test_an_item_that_is_open_is_incomplete() -> None:
