@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
@@ -45,6 +44,7 @@ _PATH = "/v1/chat/completions"
 _ANSWER_TOKENS = 16
 _STREAM_TOKENS = 128
 _RATE_PER_S = 200.0
+_MAX_KEPT_REQUESTS = 500
 _PROMPT = "What does a shunting yard do, and why is there a hump in the middle of it?"
 EngineKind = Literal["in_loop", "hosted"]
 
@@ -145,6 +145,8 @@ def _measure(
         "num_tokens": sum(request.num_tokens for request in outcome.requests),
         "num_events": sum(request.num_events for request in outcome.requests),
         "num_bytes": outcome.num_bytes,
+        "first_ms": _percentiles([r.first_s - r.start_s for r in outcome.requests]),
+        "end_ms": _percentiles([r.end_s - r.start_s for r in outcome.requests]),
         "requests": _times(outcome),
     }
 
@@ -156,16 +158,23 @@ def _check_tokens(outcome: Outcome, expected: int) -> None:
 
 
 def _times(outcome: Outcome) -> list[list[float]]:
-    """Start, first content and end of each request, in seconds from the first start."""
+    """Start, first content and end of requests, in seconds from the first start.
+
+    At most 500 of them, evenly spaced over the run, so that result files stay small.
+    """
     origin_s = min((request.start_s for request in outcome.requests), default=0.0)
+    stride = -(-len(outcome.requests) // _MAX_KEPT_REQUESTS) or 1
     return [
-        [
-            request.start_s - origin_s,
-            request.first_s - origin_s if request.first_s else math.nan,
-            request.end_s - origin_s,
-        ]
-        for request in outcome.requests
+        [request.start_s - origin_s, request.first_s - origin_s, request.end_s - origin_s]
+        for request in outcome.requests[::stride]
     ]
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """p50 and p99 in milliseconds, over all requests; empty without any."""
+    if not seconds:
+        return {}
+    return {f"p{p}": 1000 * percentile(seconds, p / 100) for p in (50, 99)}
 
 
 def measure_latency(plan: Plan, *, stream: bool) -> dict[str, Any]:
@@ -211,9 +220,10 @@ def measure_latency(plan: Plan, *, stream: bool) -> dict[str, Any]:
         "client_cpu_s": outcome.cpu_s,
         "num_requests": len(outcome.requests),
         "largest_lag_s": outcome.lag_s,
+        "added_ms": _percentiles(added_s),
+        "added_first_ms": _percentiles(added_first_s),
         "added_s": added_s,
         "added_first_s": added_first_s,
-        "requests": _times(outcome),
     }
 
 
@@ -253,7 +263,7 @@ def report(results: dict[str, Any]) -> str:
                 f"{row['num_requests'] / row['elapsed_s']:,.0f}",
                 f"{1e6 * row['gateway_cpu_s'] / row['num_requests']:.0f}",
                 f"{100 * row['gateway_cpu_s'] / row['elapsed_s']:.0f} %",
-                *_milliseconds([end - start for start, _, end in row["requests"]]),
+                *_cells(row["end_ms"]),
             ]
             for row in results["requests"]
         ]
@@ -268,7 +278,7 @@ def report(results: dict[str, Any]) -> str:
                 f"{row['num_events'] / row['elapsed_s']:,.0f}",
                 f"{1e6 * row['gateway_cpu_s'] / row['num_tokens']:.1f}",
                 f"{100 * row['gateway_cpu_s'] / row['elapsed_s']:.0f} %",
-                *_milliseconds([first - start for start, first, _ in row["requests"]]),
+                *_cells(row["first_ms"]),
             ]
             for row in results["streams"]
         ]
@@ -278,9 +288,9 @@ def report(results: dict[str, Any]) -> str:
         rows = []
         for row in results["latency"]:
             kind = "stream" if row["stream"] else "whole answer"
-            rows.append([f"{kind}: to the end", *_milliseconds(row["added_s"])])
-            if row["added_first_s"]:
-                rows.append([f"{kind}: to the first token", *_milliseconds(row["added_first_s"])])
+            rows.append([f"{kind}: to the end", *_cells(row["added_ms"])])
+            if row["added_first_ms"]:
+                rows.append([f"{kind}: to the first token", *_cells(row["added_first_ms"])])
         parts.append(table(["added at 200 requests/s", "p50 ms", "p99 ms"], rows))
     if results.get("memory"):
         row = results["memory"]
@@ -294,8 +304,8 @@ def report(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _milliseconds(seconds: Sequence[float]) -> list[str]:
-    return [f"{1000 * percentile(seconds, share):.2f}" for share in (0.5, 0.99)]
+def _cells(percentiles: dict[str, float]) -> list[str]:
+    return [f"{value:.2f}" for value in percentiles.values()]
 
 
 def _plan(args: argparse.Namespace) -> Plan:
@@ -322,7 +332,11 @@ def main() -> int:
     parser.add_argument("--part", choices=["requests", "streams", "latency", "memory"])
     parser.add_argument("--quick", action="store_true", help="see that it works; measures nothing")
     parser.add_argument("--no-save", action="store_true", help="write no result file")
+    parser.add_argument("--show", metavar="FILE", help="print the tables of a result file")
     args = parser.parse_args()
+    if args.show:
+        print(report(json.loads(Path(args.show).read_text())["results"]))
+        return 0
     try:
         plan = _plan(args)
         results = _measure_all(plan, args)

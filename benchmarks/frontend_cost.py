@@ -31,6 +31,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Literal
 
 import psutil  # type: ignore[import-untyped]
@@ -339,23 +340,35 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=7, help="of the prompts")
     parser.add_argument("--quick", action="store_true", help="see that it works; measures nothing")
+    parser.add_argument("--show", metavar="FILE", help="print the tables of a result file")
     args = parser.parse_args()
+    if args.show:
+        print(report(json.loads(Path(args.show).read_text())["results"]))
+        return 0
     plan = _plan(args)
     rows: list[dict[str, Any]] = []
+    path: Path | None = None
     try:
         for number in range(plan.num_rounds):
             for kind in KINDS if number % 2 == 0 else reversed(KINDS):
                 print(f"round {number + 1} of {plan.num_rounds}: {kind}", file=sys.stderr)
                 rows += [row | {"round": number} for row in measure(plan, kind)]
+            if not args.quick:
+                path = _save(plan, rows)
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 1
     print(report(rows))
-    if not args.quick:
-        parameters = {name: getattr(plan, name) for name in Plan.__slots__ if name != "model"}
-        parameters["engine_flags"] = list(_ENGINE_FLAGS)
-        print(f"\nraw results: {save('frontend_cost', parameters=parameters, results=rows)}")
+    if path is not None:
+        print(f"\nraw results: {path}")
     return 0
+
+
+def _save(plan: Plan, rows: list[dict[str, Any]]) -> Path:
+    """Keep the rounds so far: a run that is broken off is worth what it has measured."""
+    parameters = {name: getattr(plan, name) for name in Plan.__slots__ if name != "model"}
+    parameters["engine_flags"] = list(_ENGINE_FLAGS)
+    return save("frontend_cost", parameters=parameters, results=rows)
 
 
 if __name__ == "__main__":

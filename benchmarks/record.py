@@ -25,14 +25,16 @@ _PACKAGES = (
 )  # fmt: skip
 
 
+_STARTED = datetime.datetime.now(datetime.UTC)
+
+
 def save(name: str, *, parameters: dict[str, Any], results: Any) -> Path:
-    """Write a result file and return its path. An older one of the same second is replaced."""
+    """Write a result file and return its path; one file per run, however often it is saved."""
     RESULTS.mkdir(exist_ok=True)
-    now = datetime.datetime.now(datetime.UTC)
-    path = RESULTS / f"{name}-{now:%Y-%m-%d-%H%M%S}.json"
+    path = RESULTS / f"{name}-{_STARTED:%Y-%m-%d-%H%M%S}.json"
     document = {
         "benchmark": name,
-        "date": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        "date": f"{_STARTED:%Y-%m-%dT%H:%M:%SZ}",
         "command": shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
         "commit": _commit(),
         "machine": machine(),
