@@ -23,7 +23,7 @@ from server.errors import ShuttingDown
 from server.gateway import Gateway
 from server.heap import freeze_heap
 from server.http_protocol import HttpProtocol
-from server.logs import RequestLog, configure_logging
+from server.logs import RequestLog, configure_logging, is_json
 from server.parts import Parts, build_parts
 from server.settings import Settings, SettingsError
 from server.tracing import RequestTracer
@@ -143,7 +143,7 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
         app = build_app(
             gateway,
             options=_http_options(settings),
-            log=RequestLog(enabled=settings.log_requests, quiet_paths=_QUIET_PATHS),
+            log=_request_log(settings),
             tracer=tracer,
             further_routes=pooling_routes(gateway, parts.pools),
             further_models=parts.pools.cards,
@@ -211,6 +211,15 @@ async def _say_progress(engine: Engine, watching: anyio.CancelScope) -> None:
                 said = detail
                 say(f"engine: {detail}")
             await anyio.sleep(0.2)
+
+
+def _request_log(settings: Settings) -> RequestLog:
+    return RequestLog(
+        enabled=settings.log_requests,
+        only_failures=settings.log_level in ("warning", "error"),
+        quiet_paths=_QUIET_PATHS,
+        json_stream=sys.stderr.buffer if is_json(settings.log_format) else None,
+    )
 
 
 def _http_options(settings: Settings) -> HttpOptions:

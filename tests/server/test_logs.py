@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -120,3 +121,24 @@ def test_pretty_lines_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().err
     assert text.count("\n") == 1
     assert "outcome=failed" in text
+
+
+def test_json_lines_are_written_whole_and_say_what_the_loggers_would() -> None:
+    stream = io.BytesIO()
+    log = RequestLog(json_stream=stream)
+    log.write(record(**GENERATED), 11.0)
+    log.write(record(outcome="failed", error="lone \udcff surrogate"), 11.0)
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert first["event"] == "request"
+    assert (first["level"], second["level"]) == ("info", "error")
+    assert first.items() >= describe_record(record(**GENERATED), 11.0).items()
+    assert first["timestamp"].endswith("Z")
+
+
+def test_only_failures_are_written_when_asked() -> None:
+    stream = io.BytesIO()
+    log = RequestLog(json_stream=stream, only_failures=True)
+    log.write(record(**GENERATED), 11.0)
+    assert stream.getvalue() == b""
+    log.write(record(outcome="failed"), 11.0)
+    assert json.loads(stream.getvalue())["level"] == "error"
