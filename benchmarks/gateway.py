@@ -118,7 +118,9 @@ async def _run(spec: GatewaySpec) -> None:
     async with engine, gateway.keeper:
         await engine.wait_ready()
         freeze_heap()
-        async with _serving(gateway, RequestLog(enabled=spec.log_requests)) as port:
+        async with _serving(
+            gateway, RequestLog(enabled=spec.log_requests, json_stream=sys.stderr.buffer)
+        ) as port:
             print(f"ready {port}", flush=True)
             await anyio.to_thread.run_sync(sys.stdin.read)
 
