@@ -85,13 +85,20 @@ def tokenizer(model_path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-async def engine(model_path: Path) -> AsyncIterator[HostedEngine]:
+async def engine(
+    model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[HostedEngine]:
+    """On a machine without a compiler, and without what one left behind: nothing may need it."""
     config = HostConfig(
         {
             "model": str(model_path),
             "max_model_len": MAX_MODEL_LEN,
             "max_num_batched_tokens": MAX_MODEL_LEN,
             "max_num_seqs": 8,
+        },
+        env={
+            "CXX": "/nonexistent/c++",
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
         },
         start_timeout_s=250,
     )

