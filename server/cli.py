@@ -112,7 +112,7 @@ def _add_setting(group: Any, name: str, info: FieldInfo) -> None:
     kind = _plain_type(info.annotation)
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text, "dest": name}
     if name == "model":
-        group.add_argument("model_tag", nargs="?", metavar="MODEL", help=argparse.SUPPRESS)
+        group.add_argument("model_tag", nargs="?", metavar="MODEL", help=f"the same as {flag}")
         group.add_argument(flag, metavar="MODEL", **options)
     elif kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)

@@ -12,7 +12,7 @@ from server.collector import Collector
 from server.gateway import Gateway
 from server.record import RequestRecord
 from server.text.assembler import ChoiceAssembler, Piece
-from spot.errors import ShuntyardError
+from spot.errors import InvalidRequest, ShuntyardError
 from spot.generation import Generation, TokenLogprobs
 
 
@@ -21,6 +21,7 @@ class GenerationRun:
 
     num_prompt_tokens: counted once per prompt, however many choices share it.
     num_choices: of each prompt. What the later ones find in the prefix cache is the first one's.
+    constraint_param: the request's field that constrains the output, for the engine's complaints.
     prompt_logprobs: per generation, from its first delta on, if they were asked for.
     """
 
@@ -34,10 +35,12 @@ class GenerationRun:
         num_prompt_tokens: int,
         num_choices: int = 1,
         stream_interval: int = 1,
+        constraint_param: str | None = None,
     ) -> None:
         self._gateway = gateway
         self._num_choices = num_choices
         self._record = record
+        self._constraint_param = constraint_param
         self._assemblers = assemblers
         self._collector = Collector(
             gateway.model.engine, generations, stream_interval=stream_interval
@@ -89,7 +92,14 @@ class GenerationRun:
         Raises the engine's error once everything before it was returned.
         """
         result: list[tuple[int, Piece]] = []
-        deltas = await self._collector.receive()
+        try:
+            deltas = await self._collector.receive()
+        except InvalidRequest as error:
+            if (
+                error.param == "structured"
+            ):  # the engine's name for what the request calls otherwise
+                error.param = self._constraint_param
+            raise
         if not deltas:
             return result
         now_s = asyncio.get_running_loop().time()

@@ -122,6 +122,8 @@ class Metrics:
         self._e2e.observe(now_s - record.arrived_s)
         if (tpot_s := record.tpot_s) is not None:
             self._tpot.observe(tpot_s)
+        if record.outcome not in ("completed", "aborted", "failed"):
+            return
         reasons = record.finish_reasons if record.outcome == "completed" else [record.outcome]
         for reason in reasons:
             name = {"aborted": "abort", "failed": "error", "tool_calls": "stop"}.get(reason, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import secrets
 from collections import deque
@@ -80,12 +81,23 @@ def _engine_args(
     try:
         flags = read_engine_flags(engine_flags)
     except InvalidRequest as error:
-        raise SettingsError(error.message) from None
+        raise SettingsError(error.message + _our_flag_like(engine_flags, error.message)) from None
     args = {**settings.vllm_args(), **flags, "model": str(model.path)}
     if settings.reasoning_parser is not None:
         # A constraint on the output holds only behind the reasoning: the engine must see its end.
         args["reasoning_parser"] = settings.reasoning_parser
     return args
+
+
+def _our_flag_like(engine_flags: list[str], message: str) -> str:
+    """A hint at a setting of ours, where an unknown flag looks like a misspelt one."""
+    ours = [f"--{name.replace('_', '-')}" for name in Settings.model_fields]
+    for argument in engine_flags:
+        flag = argument.split("=", 1)[0]
+        if flag.startswith("--") and f"{flag};" in f"{message};":
+            close = difflib.get_close_matches(flag, ours, n=1)
+            return f" (or {close[0]}?)" if close else ""
+    return ""
 
 
 def _build_gateway(

@@ -206,6 +206,13 @@ def constrained_by_extension(body: SamplingBody) -> bool:
     return _from_structured_outputs(body) is not None
 
 
+def constraint_param(body: SamplingBody) -> str | None:
+    """The field of the request that constrains the output."""
+    if body.structured_outputs is not None:
+        return "structured_outputs"
+    return None if body.response_format is None else "response_format"
+
+
 def _from_structured_outputs(body: SamplingBody) -> StructuredOutput | None:
     asked = body.structured_outputs
     if asked is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import anyio
 import uvicorn
 from rich.console import Console
+from rich.text import Text
 
 from server.app import HttpOptions, build_app
 from server.endpoints.pooling import pooling_routes
@@ -30,6 +32,7 @@ from server.tracing import RequestTracer
 from spot.engines.base import Engine
 from spot.errors import EngineFailed
 
+logger = logging.getLogger("shuntyard")
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _QUIET_PATHS = ("/health", "/ready", "/metrics", "/load")
@@ -49,8 +52,11 @@ def serve(settings: Settings, engine_flags: list[str]) -> int:
 
 
 def say(text: str) -> None:
-    """One line of progress, for people."""
-    console.print(f"[dim]shuntyard:[/dim] {text}", markup=True)
+    """One line of progress: for people on a terminal, for the logs elsewhere."""
+    if sys.stderr.isatty():
+        console.print(f"[dim]shuntyard:[/dim] {text}", markup=True)
+    else:
+        logger.info(Text.from_markup(text).plain)
 
 
 def _check_together(settings: Settings) -> None:
@@ -117,8 +123,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.admission.closed = True
-        if self._gateway.live:
-            say(f"finishing {len(self._gateway.live)} running answers")
+        if num_live := len(self._gateway.live):
+            say(f"finishing {num_live} running answer{'s' if num_live > 1 else ''}")
         async with anyio.create_task_group() as group:
             group.start_soon(self._end_late)
             await super().shutdown(sockets)
@@ -195,9 +201,10 @@ async def _announce_when_ready(settings: Settings, parts: Parts, listener: socke
     host, port = listener.getsockname()[:2]
     url = f"{'https' if settings.ssl_keyfile else 'http'}://{host}:{port}"
     say(f"[green]{name} is ready[/green] at {url}/v1   (docs: {url}/docs)")
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
     say(
-        f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
-        '-d \'{"messages":\\[{"role":"user","content":"Hello!"}]}\''
+        f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
+        '-d \'{"max_tokens":50,"messages":\\[{"role":"user","content":"Hello!"}]}\''
     )
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
+import yaml
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
-    YamlConfigSettingsSource,
 )
 
 from spot.errors import ShuntyardError
@@ -56,6 +57,11 @@ def _words(value: Any) -> Any:
     return value.replace(",", " ").split()
 
 
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+NumberText = Annotated[str, BeforeValidator(_number_as_text)]
 Words = Annotated[list[str], NoDecode, BeforeValidator(_words)]
 
 
@@ -175,7 +181,9 @@ class Settings(BaseSettings):
     )
 
     dtype: str | None = _setting(None, "auto, float16, bfloat16, float32", group=ENGINE)
-    max_model_len: str | None = _setting(None, "context length in tokens (8192, 8k)", group=ENGINE)
+    max_model_len: NumberText | None = _setting(
+        None, "context length in tokens (8192; 8K is 8192, 8k is 8000)", group=ENGINE
+    )
     max_num_seqs: int | None = _setting(None, "generations that run at once", group=ENGINE, ge=1)
     max_num_batched_tokens: int | None = _setting(
         None, "tokens of one engine step", group=ENGINE, ge=1
@@ -251,9 +259,7 @@ class Settings(BaseSettings):
         path = os.environ.get("SHUNTYARD_CONFIG")
         if not path:
             return sources
-        if path.endswith(".toml"):
-            return (*sources, TomlConfigSettingsSource(settings_cls, Path(path)))
-        return (*sources, YamlConfigSettingsSource(settings_cls, Path(path)))
+        return (*sources, InitSettingsSource(settings_cls, init_kwargs=read_config(Path(path))))
 
     @property
     def keys_by_tenant(self) -> dict[str, str]:
@@ -300,6 +306,34 @@ def load_settings(
         raise SettingsError(_explain(error)) from None
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings of a TOML or YAML file; names may be spelt with hyphens, as vLLM's are.
+
+    Raises SettingsError that names the file, for what is not a mapping and for unknown names.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(
+            f"--config: {path} cannot be read: {' '.join(str(error).split())}"
+        ) from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise SettingsError(f"--config: {path} must hold names and values")
+    values = {str(name).replace("-", "_"): value for name, value in values.items()}
+    for name in values:
+        if name not in Settings.model_fields:
+            close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise SettingsError(
+                f"--config: {path}: there is no setting {name}{hint} "
+                "(other vLLM arguments go under engine_args)"
+            )
+    return values
 
 
 def _check_environment(environ: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from server.record import RequestRecord
 from server.sampling import (
     check_stream_options,
     constrained_by_extension,
+    constraint_param,
     for_choice,
     output_limit,
     sampling_params,
@@ -162,6 +163,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             job.assemblers,
             num_prompt_tokens=len(job.prompt_token_ids),
             num_choices=len(job.generations),
+            constraint_param=constraint_param(body),
             stream_interval=(
                 (body.stream_interval or self.gateway.limits.stream_interval) if body.stream else 1
             ),

@@ -18,6 +18,7 @@ from server.protocol.completions import MAX_CHOICES, CompletionRequest
 from server.record import RequestRecord
 from server.sampling import (
     check_stream_options,
+    constraint_param,
     for_choice,
     output_limit,
     sampling_params,
@@ -107,6 +108,7 @@ class Completions(JsonEndpoint[CompletionRequest]):
             job.assemblers,
             num_prompt_tokens=num_prompt_tokens,
             num_choices=job.n,
+            constraint_param=constraint_param(body),
             stream_interval=(
                 (body.stream_interval or self.gateway.limits.stream_interval) if body.stream else 1
             ),

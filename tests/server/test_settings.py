@@ -77,7 +77,7 @@ def test_keys_without_a_tenant_are_tenants_of_their_own() -> None:
         ({"log_format": "xml"}, "--log-format"),
         ({"root_path": "prefix"}, "--root-path"),
         ({"api_key": ["alice:"]}, "--api-key"),
-        ({"max_num_sequences": "4"}, "did you mean max_num_seqs"),
+        ({"max_num_seq": "4"}, "did you mean max_num_seqs"),
     ],
 )
 def test_a_wrong_value_names_its_key(flags: dict[str, object], named: str) -> None:
@@ -101,6 +101,33 @@ def test_a_misspelt_variable_stops_the_start(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--config"):
         load(config=tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("a.yaml", "port: [1", "a.yaml cannot be read"),
+        ("a.toml", "port = ", "a.toml cannot be read"),
+        ("a.yaml", "- 1", "must hold names and values"),
+        ("a.yaml", "prot: 1", "did you mean port"),
+        ("a.yaml", "block-size: 16", "engine_args"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_it(
+    tmp_path: Path, name: str, text: str, named: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=named) as caught:
+        load(config=file)
+    assert len(caught.value.message.splitlines()) == 1
+    assert name in caught.value.message
+
+
+def test_numbers_and_hyphens_in_a_file_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("max-model-len: 2048\nmax-num-seqs: 4\n")
+    assert load(config=file).vllm_args() == {"max_model_len": "2048", "max_num_seqs": 4}
 
 
 def test_engine_settings_keep_vllm_names_and_what_is_unset_is_left_to_vllm() -> None:
