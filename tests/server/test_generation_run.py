@@ -12,7 +12,7 @@ from server.sse import StreamKeeper
 from server.text.assembler import ChoiceAssembler
 from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import ChatTokenizer
-from spot.errors import EngineUnavailable, Overloaded, ShuntyardError
+from spot.errors import EngineUnavailable, InvalidRequest, Overloaded, ShuntyardError
 from spot.generation import Generation, SamplingParams
 from tests.fakes import HandEngine
 
@@ -29,7 +29,13 @@ def gateway_of(tokenizer: ChatTokenizer, engine: HandEngine, *, max_queue: int =
 
 
 def run_of(
-    gateway: Gateway, count: int, record: RequestRecord, *, num_choices: int = 1, stop: str = ""
+    gateway: Gateway,
+    count: int,
+    record: RequestRecord,
+    *,
+    num_choices: int = 1,
+    stop: str = "",
+    constraint_param: str | None = None,
 ) -> GenerationRun:
     tokenizer = gateway.model.tokenizer
     return GenerationRun(
@@ -42,6 +48,7 @@ def run_of(
         ],
         num_prompt_tokens=2,
         num_choices=num_choices,
+        constraint_param=constraint_param,
     )
 
 
@@ -141,3 +148,15 @@ async def test_times_are_noted(
         await run.pieces()
     assert record.tpot_s is not None
     assert record.tpot_s >= 0
+
+
+@pytest.mark.parametrize(("param", "named"), [("structured", "response_format"), ("seed", "seed")])
+async def test_a_refused_constraint_is_named_as_the_request_names_it(
+    tokenizer: ChatTokenizer, engine: HandEngine, record: RequestRecord, param: str, named: str
+) -> None:
+    gateway = gateway_of(tokenizer, engine)
+    with run_of(gateway, 1, record, constraint_param="response_format") as run:
+        engine.fail(0, InvalidRequest("no such type", param=param))
+        with pytest.raises(InvalidRequest) as caught:
+            await run.pieces()
+    assert caught.value.param == named

@@ -108,3 +108,10 @@ def test_two_servers_in_one_process_do_not_meet() -> None:
     first, second = Metrics("a"), Metrics("b")
     first.observe(generated(), "/x", 12.0)
     assert value(second, "shuntyard_requests_total", endpoint="/x", outcome="completed") is None
+
+
+def test_a_refusal_by_the_engine_is_no_success(metrics: Metrics) -> None:
+    metrics.observe(generated(outcome="client_error"), "/x", 12.0)
+    labels = {**ENGINE, "finished_reason": "client_error"}
+    assert value(metrics, "vllm:request_success_total", **labels) is None
+    assert value(metrics, "shuntyard_requests_total", endpoint="/x", outcome="client_error") == 1
