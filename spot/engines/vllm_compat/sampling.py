@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import re._parser as re_parser  # type: ignore[import-not-found]
 from typing import Any
 
 from vllm.exceptions import VLLMClientError
@@ -22,6 +24,7 @@ _INT64 = range(-(2**63), 2**63)
 
 # A constraint is compiled by recursive C++ code in the engine: past these sizes it can exhaust the
 # stack or hold the only compiler thread for minutes.
+_MAX_UNROLLED = 20_000
 _MAX_SCHEMA_CHARS = 256 * 1024
 _MAX_PATTERN_CHARS = 32 * 1024
 _MAX_CONSTRAINT_DEPTH = 200
@@ -94,8 +97,10 @@ def _structured(constraint: ours.StructuredOutput | None) -> StructuredOutputsPa
         schema = {}
     for pattern in (constraint.regex, constraint.grammar):
         _check_size(pattern, _MAX_PATTERN_CHARS)
+    if constraint.regex is not None:
+        _check_repetition(constraint.regex)
     for text in (constraint.structural_tag, schema):
-        _check_size(text, _MAX_SCHEMA_CHARS)
+        _check_size(json.dumps(text) if isinstance(text, dict) else text, _MAX_SCHEMA_CHARS)
     return StructuredOutputsParams(
         json=schema,
         json_object=True if constraint.json_object else None,
@@ -128,6 +133,37 @@ def _check_size(text: object, max_chars: int) -> None:
                 )
         elif character in ")]}":
             depth = max(0, depth - 1)
+
+
+def _check_repetition(pattern: str) -> None:
+    """Raises Unservable for a pattern that counted repetition unrolls into too many states.
+
+    `(.{1,1000}){1,1000}` is short and compiles for a minute, in which no other request moves.
+    What Python cannot parse is left to the grammar compiler's own judgement.
+    """
+    try:
+        parsed = re_parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return
+    if _unrolled(parsed) > _MAX_UNROLLED:
+        raise Unservable(
+            f"the regular expression's counted repetitions unroll to more than {_MAX_UNROLLED} "
+            "states",
+            "structured",
+        )
+
+
+def _unrolled(node: Any) -> int:
+    """Number of states that a parsed pattern unrolls to, about."""
+    if isinstance(node, re_parser.SubPattern):
+        return sum(max(1, _unrolled(argument)) for _, argument in node)
+    if not isinstance(node, tuple | list):
+        return 0
+    if len(node) == 3 and isinstance(node[2], re_parser.SubPattern):
+        low, high, inner = node
+        times = low if high == re_parser.MAXREPEAT else high
+        return max(1, int(times)) * max(1, _unrolled(inner))
+    return sum(_unrolled(item) for item in node)
 
 
 def explain(error: BaseException) -> tuple[str, str | None]:

@@ -116,3 +116,26 @@ def test_messages_are_for_the_sender(error: Exception, message: str, param: str 
 def test_long_messages_are_cut() -> None:
     message, _ = explain(ValueError("x" * 5000))
     assert len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(.{1,1000}){1,1000}", "((a{200}b){200})", "(x|(y{300}z){100,})", "[ab]{30000}"],
+)
+def test_repetition_that_unrolls_without_measure_is_unservable(pattern: str) -> None:
+    with pytest.raises(Unservable):
+        to_vllm(SamplingParams(max_tokens=4, structured=StructuredOutput(regex=pattern)))
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\d{3}-\d{4}", "(a+)+$", r"[A-Z]{1,2000}", r"(\w{1,30} ){1,100}", "(", "foo**"]
+)
+def test_ordinary_patterns_and_those_that_python_cannot_read_are_passed_on(pattern: str) -> None:
+    params = to_vllm(SamplingParams(max_tokens=4, structured=StructuredOutput(regex=pattern)))
+    assert params.structured_outputs.regex == pattern
+
+
+def test_a_schema_that_is_too_long_is_unservable() -> None:
+    schema = {"enum": ["x" * 30 + str(i) for i in range(20_000)]}
+    with pytest.raises(Unservable):
+        to_vllm(SamplingParams(max_tokens=4, structured=StructuredOutput(json_schema=schema)))
