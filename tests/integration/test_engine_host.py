@@ -351,7 +351,7 @@ async def test_an_impossible_constraint_is_refused_and_the_engine_lives(
     error = (await submit(prompt, sampling).ended()).error
     assert isinstance(error, InvalidRequest), error
     assert len(error.message) < 1000
-    assert "/work" not in error.message
+    assert str(Path.cwd()) not in error.message
     assert len((await submit(prompt, GREEDY).output()).token_ids) == 24
     assert engine.status.num_restarts == 0
 
