@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 from pydantic.fields import FieldInfo
 
 from server.settings import (
-    ENV_PREFIX,
     Settings,
     SettingsError,
     group_of,
@@ -233,6 +232,3 @@ def run() -> NoReturn:
 
 if __name__ == "__main__":
     run()
-
-
-__all__ = ["ENV_PREFIX", "build_parser", "main", "split_engine_flags"]

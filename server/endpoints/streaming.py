@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import anyio
 import orjson
@@ -103,6 +102,3 @@ def _reply(record: RequestRecord, error: Exception) -> ErrorReply:
 
 def usage_bytes(record: RequestRecord) -> bytes:
     return orjson.dumps(usage(record))
-
-
-JsonText = Callable[[object], bytes]

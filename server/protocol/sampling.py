@@ -192,4 +192,5 @@ class SamplingBody(RequestBody):
 
     @property
     def wants_continuous_usage(self) -> bool:
-        return bool(self.wants_usage and self.stream_options.continuous_usage_stats)  # type: ignore[union-attr]
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)

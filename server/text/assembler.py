@@ -37,12 +37,6 @@ class Piece:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        return not (
-            self.content or self.reasoning or self.tool_calls or self.entries or self.finish_reason
-        )
-
 
 class ChoiceAssembler:
     """Turns one generation's deltas into pieces.
