@@ -111,7 +111,9 @@ class ChatTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Raises InvalidRequest for text that is not Unicode (lone surrogates)."""
         try:
-            ids: list[int] = self.rust.encode(text, add_special_tokens=add_special_tokens).ids
+            # The batch call leaves the offsets out, which saves a quarter of the time.
+            encoded = self.rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids: list[int] = encoded[0].ids
         except (TypeError, UnicodeEncodeError):
             raise InvalidRequest("The text holds characters that are not valid Unicode.") from None
         return ids
