@@ -58,6 +58,8 @@ class Generation(msgspec.Struct, omit_defaults=True):
     """One sequence being generated.
 
     id: unique among all live generations; never taken from a client.
+    output_token_ids: what it has put out so far, on whichever engine. Limits in `sampling` count
+        from the first of these.
     reasoning_ended: for constrained output behind a reasoning parser; None lets the engine
         find out.
     """
@@ -68,6 +70,7 @@ class Generation(msgspec.Struct, omit_defaults=True):
     priority: int = 0
     cache_salt: str | None = None
     reasoning_ended: bool | None = None
+    output_token_ids: list[int] = []
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):

@@ -16,6 +16,9 @@ import msgspec
 from spot.errors import ShuntyardError
 from spot.generation import Generation, TokenDelta
 
+# How an engine goes on with a generation that has output already: exactly; exactly unless it is
+# seeded; by taking the output for prompt (see `spot.resume`).
+Resume = Literal["exact", "unseeded", "prompt"]
 EngineState = Literal["starting", "ready", "draining", "dead", "stopped"]
 
 
@@ -24,6 +27,7 @@ class EngineCard(msgspec.Struct, frozen=True, omit_defaults=True):
 
     max_model_len: prompt plus output, in tokens.
     vocab_size: number of token ids that the engine accepts (0 <= id < vocab_size).
+    resume: what it can do with a generation that has output already.
     """
 
     max_model_len: int
@@ -34,6 +38,7 @@ class EngineCard(msgspec.Struct, frozen=True, omit_defaults=True):
     block_size: int = 0
     num_kv_blocks: int = 0
     max_logprobs: int = 20
+    resume: Resume = "prompt"
 
 
 class EngineStats(msgspec.Struct, omit_defaults=True):
@@ -84,7 +89,10 @@ class Engine(Protocol):
     def stats(self) -> EngineStats: ...
 
     def submit(self, generation: Generation, sink: DeltaSink) -> None:
-        """Start one generation. Raises EngineUnavailable if no work is taken now.
+        """Start one generation, or go on with one that has output tokens already.
+
+        Deltas bring what is new only: no token, logprob or prompt logprob comes a second time.
+        Raises EngineUnavailable if no work is taken now.
 
         A request that the engine refuses ends with InvalidRequest in `sink.on_error`.
         """

@@ -68,7 +68,8 @@ class EngineHost:
 
     async def _submit(self, submit: Submit) -> None:
         sampling = submit.generation.sampling
-        self._mapper.begin(submit.handle, sampling)
+        resumed = bool(submit.generation.output_token_ids)
+        self._mapper.begin(submit.handle, sampling, resumed=resumed)
         if sampling.structured is not None or sampling.bad_words:
             # Compiling a grammar takes long, and the tokenizer must not be used by two at once.
             self._tasks.start_soon(self._submit_slowly, submit)

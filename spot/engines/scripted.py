@@ -52,6 +52,7 @@ class _Running:
     script: Sequence[int] | None
     output: list[int] = field(default_factory=list)
     prefix_hash: bytes = b""
+    has_begun: bool = False
 
 
 class ScriptedEngine:
@@ -80,6 +81,7 @@ class ScriptedEngine:
             vocab_size=vocab_size,
             engine="scripted",
             max_num_seqs=max_num_seqs,
+            resume="exact",
         )
         self.eos_token_id = eos_token_id
         self.script = script
@@ -118,8 +120,9 @@ class ScriptedEngine:
             return
         script = None if self.script is None else self.script(generation)
         job = _Running(generation, sink, script)
+        job.output.extend(generation.output_token_ids)
         if script is None:
-            job.prefix_hash = _hash_tokens(b"", generation.prompt_token_ids)
+            job.prefix_hash = _hash_tokens(b"", [*generation.prompt_token_ids, *job.output])
         self._waiting[generation.id] = job
         self._wakeup.set()
 
@@ -210,9 +213,10 @@ class ScriptedEngine:
         if not new_ids:
             return
         delta = TokenDelta(new_ids, finish, stop_token_id, logprobs)
-        if len(job.output) == len(new_ids):
+        if not job.has_begun:
+            job.has_begun = True
             delta.num_cached_tokens = 0
-            if sampling.prompt_logprobs is not None:
+            if sampling.prompt_logprobs is not None and not job.generation.output_token_ids:
                 delta.prompt_logprobs = self._prompt_logprobs(job)
         if finish is not None:
             self._running.pop(job.generation.id, None)

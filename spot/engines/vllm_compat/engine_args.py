@@ -15,6 +15,8 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from spot.engines.vllm_compat.resume import WORKER_EXTENSION, scheduler_for
+
 _MIN_BATCHED_TOKENS = 4096
 
 # One backend for every constrained request: with "auto" the first request decides for all.
@@ -80,7 +82,20 @@ def build_config(args: Mapping[str, Any]) -> Any:
     if is_cpu:
         _fit_prompts_in_one_step(engine_args)
         _run_worker_in_engine_core(engine_args)
-    return engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    _resume_exactly(config)
+    return config
+
+
+def _resume_exactly(config: Any) -> None:
+    """Let the engine take generations that have output already, where nothing else is asked for.
+
+    A scheduler or worker extension of the user's own stays: such an engine cannot resume exactly.
+    """
+    scheduler = scheduler_for(config.scheduler_config)
+    if scheduler is not None and not config.parallel_config.worker_extension_cls:
+        config.scheduler_config.scheduler_cls = scheduler
+        config.parallel_config.worker_extension_cls = WORKER_EXTENSION
 
 
 def _fit_prompts_in_one_step(engine_args: AsyncEngineArgs) -> None:

@@ -21,7 +21,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.executor import Executor
 
-from spot.engines.base import EngineCard
+from spot.engines.base import EngineCard, Resume
+from spot.engines.vllm_compat.resume import WORKER_EXTENSION
 from spot.engines.vllm_compat.sampling import Unservable, to_vllm
 from spot.generation import Generation
 
@@ -49,6 +50,7 @@ class EngineCore:
             renderer=self._renderer,
         )
         self._tasks: tuple[Any, ...] = ()
+        self._resume: Resume = "prompt"
         self._refuse_seeds = (
             current_platform.is_cpu() and config.scheduler_config.enable_chunked_prefill
         )
@@ -56,6 +58,9 @@ class EngineCore:
     async def connect(self) -> None:
         """Ask the engine what it can do. Call once, before the first request."""
         self._tasks = await self._client.get_supported_tasks_async()
+        if self._config.parallel_config.worker_extension_cls == WORKER_EXTENSION:
+            seeded = await self._client.collective_rpc_async("enable_exact_resume")
+            self._resume = "exact" if all(seeded) else "unseeded"
 
     @property
     def card(self) -> EngineCard:
@@ -70,6 +75,7 @@ class EngineCore:
             block_size=cache.block_size,
             num_kv_blocks=cache.num_gpu_blocks or 0,
             max_logprobs=model.get_vocab_size() if max_logprobs == -1 else max_logprobs,
+            resume=self._resume,
         )
 
     @property
@@ -83,7 +89,8 @@ class EngineCore:
         May take long for constrained output. Raises Unservable, ValueError or vLLM's
         VLLMValidationError for a request that cannot be served.
         """
-        params = to_vllm(generation.sampling)
+        resumed = generation.output_token_ids
+        params = to_vllm(generation.sampling, num_resumed=len(resumed))
         if self._refuse_seeds and params.sampling_type == SamplingType.RANDOM_SEED:
             # A seeded request whose prefill is cut in two ends vLLM 0.32's CPU engine, and
             # neighbours in the batch decide whether it is cut.
@@ -93,7 +100,9 @@ class EngineCore:
             )
         request = self._inputs.process_inputs(
             request_id,
-            tokens_input(generation.prompt_token_ids, cache_salt=generation.cache_salt),
+            tokens_input(
+                [*generation.prompt_token_ids, *resumed], cache_salt=generation.cache_salt
+            ),
             params,
             supported_tasks=self._tasks,
             priority=generation.priority,

@@ -55,14 +55,14 @@ class StepMapper:
     def num_live(self) -> int:
         return len(self._live)
 
-    def begin(self, handle: int, sampling: SamplingParams) -> None:
-        """Expect outputs for a generation from now on."""
-        asked = sampling.prompt_logprobs is not None
+    def begin(self, handle: int, sampling: SamplingParams, *, resumed: bool = False) -> None:
+        """Expect outputs for a generation from now on. resumed: it has output from elsewhere."""
+        asked = sampling.prompt_logprobs is not None and not resumed
         self._live[handle] = _Live(
             num_logprobs=sampling.logprobs,
             num_prompt_logprobs=sampling.prompt_logprobs,
             prompt_logprobs=[None] if asked else None,
-            constrained=sampling.structured is not None,
+            constrained=sampling.structured is not None and not resumed,
         )
 
     def is_live(self, handle: int) -> bool:

@@ -12,6 +12,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from spot import generation as ours
+from spot.engines.vllm_compat.resume import KEY_PREFIX, mark_resumed
 
 _MAX_MESSAGE_CHARS = 900
 _SOURCE_POSITION = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -43,14 +44,18 @@ class Unservable(ValueError):
 REFUSALS = (Unservable, VLLMClientError, ValueError, OverflowError)
 
 
-def to_vllm(params: ours.SamplingParams) -> SamplingParams:
+def to_vllm(params: ours.SamplingParams, *, num_resumed: int = 0) -> SamplingParams:
     """The same parameters for vLLM, for token deltas without detokenizing.
 
+    num_resumed: so many tokens at the end of the prompt are output already. What was to be said of
+        the prompt was said with the first of them.
     Raises Unservable, or vLLM's own ValueError or VLLMValidationError.
     """
+    if any(str(name).startswith(KEY_PREFIX) for name in params.extra_args or ()):
+        raise Unservable(f"names that start with {KEY_PREFIX} are reserved", "vllm_xargs")
     if params.seed is not None and params.seed not in _INT64:
         raise Unservable("seed must be a 64-bit integer", "seed")
-    return SamplingParams(
+    converted = SamplingParams(
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
         temperature=params.temperature,
@@ -67,7 +72,7 @@ def to_vllm(params: ours.SamplingParams) -> SamplingParams:
         logit_bias=_logit_bias(params.logit_bias),
         allowed_token_ids=params.allowed_token_ids,
         logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
+        prompt_logprobs=None if num_resumed else params.prompt_logprobs,
         structured_outputs=_structured(params.structured),
         thinking_token_budget=params.thinking_token_budget,
         extra_args=params.extra_args,
@@ -75,6 +80,9 @@ def to_vllm(params: ours.SamplingParams) -> SamplingParams:
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
     )
+    if num_resumed:
+        mark_resumed(converted, num_resumed)
+    return converted
 
 
 def _logit_bias(bias: dict[int, float] | None) -> dict[int, float] | None:

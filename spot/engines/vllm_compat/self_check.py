@@ -34,7 +34,27 @@ _USED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("request_id", "prompt", "params", "supported_tasks", "priority"),
     ),
     ("vllm.v1.engine.exceptions", "EngineDeadError", ()),
+    ("vllm.v1.engine.core_client", "AsyncMPClient.collective_rpc_async", ("method",)),
     ("vllm.v1.executor", "Executor.get_class", ("vllm_config",)),
+    ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler", ()),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.add_request", ("request",)),
+    (
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler._handle_blocked_waiting_request",
+        ("request",),
+    ),
+    ("vllm.v1.core.sched.scheduler", "Scheduler._free_request", ("request",)),
+    (
+        "vllm.v1.structured_output",
+        "StructuredOutputManager.accept_tokens",
+        ("request", "new_token_ids"),
+    ),
+    (
+        "vllm.v1.worker.gpu_input_batch",
+        "CachedRequestState",
+        ("sampling_params", "generator", "output_token_ids"),
+    ),
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner", ()),
     ("vllm.v1.executor.uniproc_executor", "UniProcExecutor", ()),
     (
         "vllm.v1.engine",
