@@ -60,6 +60,8 @@ class Generation(msgspec.Struct, omit_defaults=True):
     id: unique among all live generations; never taken from a client.
     output_token_ids: what it has put out so far, on whichever engine. Limits in `sampling` count
         from the first of these.
+    allow_inexact_resume: after the loss of its engine it may go on where penalties, constraints
+        and seeds see only what comes after.
     reasoning_ended: for constrained output behind a reasoning parser; None lets the engine
         find out.
     """
@@ -71,6 +73,7 @@ class Generation(msgspec.Struct, omit_defaults=True):
     cache_salt: str | None = None
     reasoning_ended: bool | None = None
     output_token_ids: list[int] = []
+    allow_inexact_resume: bool = False
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
@@ -95,6 +98,7 @@ class TokenDelta(msgspec.Struct, array_like=True, omit_defaults=True):
         None for the model's own end-of-sequence token.
     num_cached_tokens, queue_s: on the first delta: prompt tokens found in the prefix cache, and the
         time that the generation waited for a seat in the engine.
+    num_migrations: how often the generation lost its engine and went on elsewhere before this.
     """
 
     token_ids: list[int]
@@ -104,6 +108,7 @@ class TokenDelta(msgspec.Struct, array_like=True, omit_defaults=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int | None = None
     queue_s: float | None = None
+    num_migrations: int = 0
 
     def merge(self, later: TokenDelta) -> None:
         """Append `later` to this delta, in place. Whoever merges owns this delta's lists."""
@@ -118,5 +123,6 @@ class TokenDelta(msgspec.Struct, array_like=True, omit_defaults=True):
             self.num_cached_tokens = later.num_cached_tokens
         if later.queue_s is not None:
             self.queue_s = later.queue_s
+        self.num_migrations += later.num_migrations
         self.finish_reason = later.finish_reason
         self.stop_token_id = later.stop_token_id

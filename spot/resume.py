@@ -11,11 +11,18 @@ from spot.generation import Generation, SamplingParams
 def can_resume(generation: Generation, resume: Resume) -> bool:
     """Whether an engine with this capability continues the generation as its own would have.
 
-    Without output there is nothing to continue: every engine can start it.
+    Without output there is nothing to continue: every engine can start it. A client may also allow
+    that it goes on as well as it can.
     """
-    if not generation.output_token_ids or resume == "exact":
+    if not generation.output_token_ids or generation.allow_inexact_resume:
         return True
-    sampling = generation.sampling
+    return continues_exactly(generation.sampling, resume)
+
+
+def continues_exactly(sampling: SamplingParams, resume: Resume) -> bool:
+    """Whether an engine with this capability takes output from elsewhere as its own."""
+    if resume == "exact":
+        return True
     is_seeded = sampling.seed is not None and sampling.temperature > 0
     if resume == "unseeded":
         return not is_seeded

@@ -100,6 +100,9 @@ class Engine(Protocol):
     def abort(self, generation_id: str) -> None:
         """Forget a generation and free what it holds. Its sink hears nothing more. Idempotent."""
 
+    def kill(self, reason: str) -> None:
+        """End an engine that hangs, at once. What ran on it fails; it may come back by itself."""
+
     async def wait_ready(self) -> EngineCard:
         """Wait for the first readiness. Raises EngineFailed if the engine cannot start at all."""
 

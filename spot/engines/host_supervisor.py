@@ -110,6 +110,12 @@ class HostSupervisor:
         if self._host is not None:
             self._host.outbox.put_abort(handle)
 
+    def kill(self, reason: str) -> None:
+        """End the host with all its processes; another one follows as after any death."""
+        if self._host is not None and self.status.state in ("ready", "draining"):
+            self._set_state("dead", reason)
+            self._host.kill(reason)
+
     async def wait_decided(self) -> None:
         """Wait until the host was ready once, or will never be: `status` says why."""
         await self._decided.wait()

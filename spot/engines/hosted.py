@@ -114,6 +114,10 @@ class HostedEngine:
             self._forget(handle)
             self._supervisor.put_abort(handle)
 
+    def kill(self, reason: str) -> None:
+        self._supervisor.kill(reason)
+        self._fail_all(reason)
+
     async def wait_ready(self) -> EngineCard:
         await self._supervisor.wait_decided()
         if self._card is None:

@@ -130,6 +130,9 @@ class ScriptedEngine:
         if self._running.pop(generation_id, None) or self._waiting.pop(generation_id, None):
             self.aborted.append(generation_id)
 
+    def kill(self, reason: str) -> None:
+        self.die(reason)
+
     def die(self, message: str = "the engine died") -> None:
         """Fail everything that runs and take no more work."""
         self._state, self._detail = "dead", message

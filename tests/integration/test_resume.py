@@ -107,7 +107,7 @@ def runner(engine: HostedEngine) -> Runner:
     return Runner(engine)
 
 
-def test_the_engine_says_that_it_resumes_exactly(engine: HostedEngine) -> None:
+async def test_the_engine_says_that_it_resumes_exactly(engine: HostedEngine) -> None:
     assert engine.card is not None
     assert engine.card.resume == "exact"
 

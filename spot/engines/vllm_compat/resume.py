@@ -50,6 +50,7 @@ def split_resumed(request: Request) -> list[int]:
     request.prompt_token_ids = request.prompt_token_ids[:-num_resumed]
     request.num_prompt_tokens -= num_resumed
     request._output_token_ids.extend(resumed)
+    request.prefill_stats = None  # counts what it finds in the cache as prompt
     args[_RESUMED] = resumed  # for the V1 model runner
     return resumed
 

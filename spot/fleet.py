@@ -1,0 +1,525 @@
+"""All pipelines of one model as one engine: generations survive the loss of a pipeline.
+
+The shell around `spot.fleet_state`: it carries out commands, and tells the state what engines and
+time bring. The caller sees a pause where a generation moves, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from spot.engines.base import (
+    DeltaSink,
+    Engine,
+    EngineCard,
+    EngineStats,
+    EngineStatus,
+    Resume,
+)
+from spot.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    ShuntyardError,
+)
+from spot.fleet_events import FleetEvent, FleetEvents
+from spot.fleet_state import (
+    Command,
+    Fail,
+    FailoverPolicy,
+    FleetState,
+    Kill,
+    Live,
+    Retire,
+    Start,
+    Stop,
+)
+from spot.generation import Generation, TokenDelta
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.25
+_CANARY_PERIOD_S = 30.0
+
+
+@dataclass(slots=True)
+class PipelineSpec:
+    """An engine and what is expected of it. weight: throughput, in the unit of all others."""
+
+    id: str
+    engine: Engine
+    weight: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """An engine of the fleet, and the scope that runs it."""
+
+    spec: PipelineSpec
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    left: anyio.Event = field(default_factory=anyio.Event)
+    was_ready: bool = False
+    num_restarts: int = 0
+
+
+class _LegSink:
+    """Takes what one pipeline generates for one generation, as long as it is the one to do so."""
+
+    __slots__ = ("_fleet", "_is_resumed", "_live", "_num_migrations", "_sink")
+
+    def __init__(self, fleet: Fleet, live: Live, sink: DeltaSink, num_migrations: int) -> None:
+        self._fleet = fleet
+        self._live = live
+        self._sink = sink
+        self._is_resumed = bool(live.output)
+        self._num_migrations = num_migrations
+
+    def on_delta(self, delta: TokenDelta) -> None:
+        fleet, live = self._fleet, self._live
+        if fleet.sink_of(live) is not self:
+            return
+        live.output.extend(delta.token_ids)
+        if self._is_resumed:
+            delta.num_cached_tokens = delta.queue_s = None  # said of the first start only
+        if self._num_migrations:
+            delta.num_migrations, self._num_migrations = self._num_migrations, 0
+        if delta.finish_reason is None:
+            self._sink.on_delta(delta)
+            fleet.on_progress(live, len(delta.token_ids))
+        else:
+            fleet.on_finish(live, len(delta.token_ids))
+            self._sink.on_delta(delta)
+
+    def on_error(self, error: ShuntyardError) -> None:
+        if self._fleet.sink_of(self._live) is self:
+            self._fleet.on_leg_error(self._live, error)
+
+
+class Fleet:
+    """Several engines of the same model, as a `spot.engines.base.Engine`.
+
+    on_subnode: is told the id of a generation and the tokens that it attained, after each sub-node
+        and at its end.
+    """
+
+    def __init__(
+        self,
+        specs: list[PipelineSpec],
+        *,
+        policy: FailoverPolicy | None = None,
+        on_subnode: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self.state = FleetState(policy)
+        self.events = FleetEvents()
+        self._specs = specs
+        self._on_subnode = on_subnode
+        self._members: dict[str, _Member] = {}
+        self._sinks: dict[str, DeltaSink] = {}
+        self._legs: dict[str, _LegSink] = {}
+        self._told_migrations: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
+        self._card: EngineCard | None = None
+        self._closed = False
+        self._idle = anyio.Event()
+        self._group: TaskGroup | None = None
+        self._stack = AsyncExitStack()
+        self.num_migrations = 0
+        self.num_preemptions = 0
+        self.num_lost = 0
+
+    # The engine that callers see -----------------------------------------------------------
+
+    @property
+    def status(self) -> EngineStatus:
+        """Ready as long as one pipeline is; `detail` speaks of the first that is not."""
+        statuses = [member.spec.engine.status for member in self._members.values()]
+        if self._closed:
+            return EngineStatus("draining", "the server is shutting down")
+        if not statuses:
+            return EngineStatus("stopped" if self._group is None else "dead", "no pipeline is left")
+        best = next((s for s in statuses if s.state == "ready"), None)
+        if best is None:
+            best = next((s for s in statuses if s.state == "starting"), statuses[0])
+        return EngineStatus(
+            best.state,
+            best.detail,
+            [pid for status in statuses for pid in status.pids],
+            sum(status.num_restarts for status in statuses),
+        )
+
+    @property
+    def card(self) -> EngineCard | None:
+        """What every pipeline can do; the seats of all that serve."""
+        return self._card
+
+    @property
+    def stats(self) -> EngineStats:
+        stats = [member.spec.engine.stats for member in self._members.values()]
+        if len(stats) == 1 and not self.state.num_waiting:
+            return stats[0]
+        return EngineStats(
+            running=sum(s.running for s in stats),
+            waiting=sum(s.waiting for s in stats) + self.state.num_waiting,
+            kv_cache_usage=max((s.kv_cache_usage for s in stats), default=0.0),
+            prefix_cache_queries=sum(s.prefix_cache_queries for s in stats),
+            prefix_cache_hits=sum(s.prefix_cache_hits for s in stats),
+            num_preemptions=sum(s.num_preemptions for s in stats),
+        )
+
+    @property
+    def num_live(self) -> int:
+        return len(self.state.lives)
+
+    def submit(self, generation: Generation, sink: DeltaSink) -> None:
+        if self._closed:
+            raise EngineUnavailable("the server is shutting down")
+        self._sinks[generation.id] = sink
+        try:
+            commands = self.state.submit(generation, self._now_s())
+        except EngineUnavailable:
+            del self._sinks[generation.id]
+            raise EngineUnavailable(
+                f"the engine is {self.status.state}: {self.status.detail}"
+            ) from None
+        self._carry_out(commands)
+
+    def abort(self, generation_id: str) -> None:
+        if generation_id in self._sinks:
+            self._forget(generation_id)
+            self._carry_out(self.state.cancelled(generation_id, self._now_s()))
+            self._note_idle()
+
+    async def wait_ready(self) -> EngineCard:
+        """Until the first pipeline is ready. Raises EngineFailed once none can ever be."""
+        failures: list[EngineFailed] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def wait_for(engine: Engine) -> None:
+                try:
+                    await engine.wait_ready()
+                except EngineFailed as error:
+                    failures.append(error)
+                else:
+                    tasks.cancel_scope.cancel()
+
+            for member in self._members.values():
+                tasks.start_soon(wait_for, member.spec.engine)
+        self._look_at_engines()
+        if self._card is None:
+            raise failures[0] if failures else EngineFailed("there is no pipeline")
+        return self._card
+
+    async def drain(self) -> None:
+        self._closed = True
+        while self.state.lives:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    async def __aenter__(self) -> Self:
+        self._group = await self._stack.enter_async_context(anyio.create_task_group())
+        for spec in self._specs:
+            await self.add(spec)
+        self._group.start_soon(self._tick)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._closed = True
+        for live in list(self.state.lives.values()):
+            self._end_badly(live, EngineFailed("the server was stopped"))
+        for member in self._members.values():
+            member.scope.cancel()
+        with anyio.CancelScope(shield=True):
+            for member in list(self._members.values()):
+                await member.left.wait()
+        if self._group is not None:
+            self._group.cancel_scope.cancel()
+        await self._stack.__aexit__(exc_type, exc, traceback)
+
+    # What operators do ---------------------------------------------------------------------
+
+    async def add(self, spec: PipelineSpec) -> None:
+        """Start another pipeline. Raises ValueError if its id is taken."""
+        assert self._group is not None, "the fleet is not entered"
+        self.state.add(spec.id, weight=spec.weight)
+        member = self._members[spec.id] = _Member(spec)
+        self.events.add(FleetEvent("added", spec.id))
+        await self._group.start(self._run_member, member)
+
+    def drain_pipeline(
+        self,
+        pipeline_id: str,
+        *,
+        deadline_s: float | None,
+        cause: Literal["drained", "notice"] = "drained",
+    ) -> None:
+        """Take no new work there; move what still runs when the deadline (from now) nears.
+
+        Raises KeyError for an unknown pipeline, ValueError for one that is gone.
+        """
+        now_s = self._now_s()
+        self._known(pipeline_id)
+        at_s = None if deadline_s is None else now_s + deadline_s
+        commands = self.state.drain(
+            pipeline_id, cause=f"the pipeline is {cause}", deadline_s=at_s, now_s=now_s
+        )
+        self.events.add(FleetEvent("draining", pipeline_id, cause))
+        self._carry_out(commands)
+
+    def remove_pipeline(self, pipeline_id: str) -> None:
+        """Stop a pipeline now; what runs there goes on elsewhere. Raises KeyError."""
+        self._known(pipeline_id)
+        self._carry_out(self.state.remove(pipeline_id, self._now_s()))
+
+    def set_weight(self, pipeline_id: str, weight: float) -> None:
+        """Raises KeyError, ValueError."""
+        self._known(pipeline_id)
+        self.state.set_weight(pipeline_id, weight)
+        self.events.add(FleetEvent("weight", pipeline_id, f"{weight:g}"))
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Each pipeline's state and load, as the admin API gives it."""
+        return [self._describe(pipeline_id) for pipeline_id in self.state.pipelines]
+
+    def engine(self, pipeline_id: str) -> Engine:
+        """Raises KeyError."""
+        return self._members[pipeline_id].spec.engine
+
+    def _known(self, pipeline_id: str) -> None:
+        if pipeline_id not in self.state.pipelines:
+            raise KeyError(pipeline_id)
+
+    def _describe(self, pipeline_id: str) -> dict[str, Any]:
+        pipeline = self.state.pipelines[pipeline_id]
+        member = self._members.get(pipeline_id)
+        described: dict[str, Any] = {
+            "id": pipeline.id,
+            "engine": "",
+            "state": pipeline.state,
+            "detail": pipeline.cause,
+            "weight": pipeline.weight,
+            "observed_tokens_per_s": round(pipeline.tokens_per_s, 1),
+            "running": len(pipeline.legs),
+            "waiting": 0,
+            "seats": pipeline.num_seats,
+            "resume": pipeline.resume,
+            "migrated_in": pipeline.num_migrated_in,
+            "migrated_out": pipeline.num_migrated_out,
+            "restarts": 0,
+            "pids": [],
+        }
+        if member is not None:
+            engine = member.spec.engine
+            status, card = engine.status, engine.card
+            described |= {
+                "engine": card.engine if card is not None else "",
+                "detail": status.detail or pipeline.cause,
+                "waiting": max(0, len(pipeline.legs) - pipeline.num_seats),
+                "restarts": status.num_restarts,
+                "pids": status.pids,
+            }
+        return described
+
+    # What engines tell ---------------------------------------------------------------------
+
+    def sink_of(self, live: Live) -> _LegSink | None:
+        """The sink that may speak for a generation now."""
+        return self._legs.get(live.generation.id)
+
+    def on_progress(self, live: Live, num_tokens: int) -> None:
+        # The caller may have aborted it while it took the delta.
+        if live.pipeline_id is None:
+            return
+        boundary = live.next_boundary
+        commands = self.state.progressed(live, num_tokens, self._now_s())
+        if live.next_boundary != boundary:
+            self._report(live)
+        if commands:
+            self._carry_out(commands)
+
+    def on_finish(self, live: Live, num_tokens: int) -> None:
+        now_s = self._now_s()
+        if live.pipeline_id is not None:
+            self.state.pipelines[live.pipeline_id].num_tokens += num_tokens
+            self.state.pipelines[live.pipeline_id].progress_s = now_s
+        self._report(live)
+        self._forget(live.generation.id)
+        self._carry_out(self.state.finished(live, now_s))
+        self._note_idle()
+
+    def on_leg_error(self, live: Live, error: ShuntyardError) -> None:
+        if isinstance(error, InvalidRequest):
+            self._carry_out(self.state.finished(live, self._now_s()))
+            self._end_badly(live, error)
+            return
+        assert live.pipeline_id is not None
+        now_s = self._now_s()
+        engine = self._members[live.pipeline_id].spec.engine
+        if isinstance(error, EngineUnavailable | Overloaded):
+            commands = self.state.leg_lost(live, "refused", error.message, now_s)
+        elif engine.status.state != "ready":
+            commands = self.state.lost(live.pipeline_id, error.message, now_s)
+        else:
+            commands = self.state.leg_lost(live, "lost", error.message, now_s)
+        self._carry_out(commands)
+
+    def _report(self, live: Live) -> None:
+        if self._on_subnode is None:
+            return
+        generation_id = live.generation.id
+        attained = len(live.output) - self._reported.get(generation_id, 0)
+        self._reported[generation_id] = len(live.output)
+        self._on_subnode(generation_id, attained)
+
+    # Carrying out --------------------------------------------------------------------------
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Start(live, pipeline_id):
+                    self._start(live, pipeline_id)
+                case Stop(live, pipeline_id, why):
+                    self.num_preemptions += why == "preempted"
+                    self._legs.pop(live.generation.id, None)
+                    if member := self._members.get(pipeline_id):
+                        member.spec.engine.abort(live.generation.id)
+                case Fail(live, error):
+                    self.num_lost += 1
+                    self.events.add(FleetEvent("lost", "", error.message))
+                    self._end_badly(live, error)
+                case Kill(pipeline_id, reason):
+                    logger.error("pipeline %s is stalled: %s", pipeline_id, reason)
+                    self.events.add(FleetEvent("stalled", pipeline_id, reason))
+                    self._members[pipeline_id].spec.engine.kill(reason)
+                case Retire(pipeline_id):
+                    self._retire(pipeline_id)
+
+    def _start(self, live: Live, pipeline_id: str) -> None:
+        generation_id = live.generation.id
+        sink = self._sinks.get(generation_id)
+        if sink is None or live.pipeline_id != pipeline_id:
+            return  # ended, or moved on, by an earlier command's doing
+        told = self._told_migrations.get(generation_id, 0)
+        new_migrations = live.num_migrations - told
+        if new_migrations:
+            self._told_migrations[generation_id] = live.num_migrations
+            self.num_migrations += 1
+            detail = f"{len(live.output)} tokens so far"
+            self.events.add(FleetEvent("migrated", pipeline_id, detail))
+        leg = self._legs[generation_id] = _LegSink(self, live, sink, new_migrations)
+        try:
+            self._members[pipeline_id].spec.engine.submit(live.remaining, leg)
+        except ShuntyardError as error:
+            leg.on_error(error)
+
+    def _end_badly(self, live: Live, error: ShuntyardError) -> None:
+        sink = self._sinks.get(live.generation.id)
+        self._forget(live.generation.id)
+        self._note_idle()
+        if sink is not None:
+            sink.on_error(error)
+
+    def _forget(self, generation_id: str) -> None:
+        self._sinks.pop(generation_id, None)
+        self._legs.pop(generation_id, None)
+        self._told_migrations.pop(generation_id, None)
+        self._reported.pop(generation_id, None)
+
+    def _note_idle(self) -> None:
+        if not self.state.lives:
+            self._idle.set()
+
+    def _retire(self, pipeline_id: str) -> None:
+        member = self._members.get(pipeline_id)
+        if member is not None:
+            member.scope.cancel()
+
+    # Running -------------------------------------------------------------------------------
+
+    async def _run_member(self, member: _Member, *, task_status: Any) -> None:
+        """Run one engine until its scope is cancelled; its end is never the fleet's."""
+        pipeline_id = member.spec.id
+        try:
+            with member.scope:
+                async with member.spec.engine:
+                    task_status.started()
+                    await anyio.sleep_forever()
+        finally:
+            del self._members[pipeline_id]
+            if self.state.pipelines[pipeline_id].state != "gone":
+                self._carry_out(self.state.remove(pipeline_id, self._now_s()))
+            self.state.forget(pipeline_id)
+            self._update_card()
+            self.events.add(FleetEvent("gone", pipeline_id))
+            member.left.set()
+
+    async def _tick(self) -> None:
+        while True:
+            self._look_at_engines()
+            self._carry_out(self.state.tick(self._now_s()))
+            await anyio.sleep(_TICK_S)
+
+    def _look_at_engines(self) -> None:
+        """Notice engines that became ready, or no longer are."""
+        for pipeline_id, member in list(self._members.items()):
+            status = member.spec.engine.status
+            pipeline = self.state.pipelines[pipeline_id]
+            restarted = status.num_restarts != member.num_restarts
+            is_ready = status.state == "ready"
+            if pipeline.state in ("serving", "draining") and (restarted or not is_ready):
+                detail = status.detail or status.state
+                self.events.add(FleetEvent("down", pipeline_id, detail))
+                self._carry_out(self.state.lost(pipeline_id, detail, self._now_s()))
+            member.num_restarts = status.num_restarts
+            if pipeline.state == "starting" and is_ready:
+                self._become_ready(pipeline_id, member)
+
+    def _become_ready(self, pipeline_id: str, member: _Member) -> None:
+        card = member.spec.engine.card
+        assert card is not None
+        commands = self.state.ready(
+            pipeline_id,
+            num_seats=card.max_num_seqs,
+            block_size=card.block_size,
+            resume=card.resume,
+            now_s=self._now_s(),
+        )
+        self._update_card()
+        self.events.add(FleetEvent("ready", pipeline_id))
+        self._carry_out(commands)
+
+    def _update_card(self) -> None:
+        """What is true of every pipeline that was ever ready."""
+        cards = [c for m in self._members.values() if (c := m.spec.engine.card) is not None]
+        if not cards:
+            return
+        resumes: list[Resume] = ["prompt", "unseeded", "exact"]
+        first = cards[0]
+        self._card = EngineCard(
+            max_model_len=min(card.max_model_len for card in cards),
+            vocab_size=min(card.vocab_size for card in cards),
+            dtype=first.dtype,
+            engine=first.engine,
+            max_num_seqs=sum(card.max_num_seqs for card in cards),
+            block_size=max(card.block_size for card in cards),
+            num_kv_blocks=sum(card.num_kv_blocks for card in cards),
+            max_logprobs=min(card.max_logprobs for card in cards),
+            resume=min((card.resume for card in cards), key=resumes.index),
+        )
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,349 @@
+"""The fleet's decisions: never an illegal state, nobody in two places, nobody starved."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from spot.engines.base import Resume
+from spot.errors import EngineFailed, EngineUnavailable
+from spot.fleet_state import (
+    Command,
+    Fail,
+    FailoverPolicy,
+    FleetState,
+    IllegalTransition,
+    Kill,
+    Live,
+    Retire,
+    Start,
+    Stop,
+)
+from spot.generation import Generation, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=100, temperature=0.0)
+SEEDED = SamplingParams(max_tokens=100, seed=1)
+
+
+def generation(name: str, *, sampling: SamplingParams = GREEDY, priority: int = 0) -> Generation:
+    return Generation(name, [ord(c) for c in name], sampling, priority=priority)
+
+
+def state_with(
+    *seats: int, policy: FailoverPolicy | None = None, resume: Resume = "exact"
+) -> FleetState:
+    state = FleetState(policy or FailoverPolicy(lookahead=0.0))
+    for index, num_seats in enumerate(seats):
+        state.add(f"p{index}")
+        state.ready(f"p{index}", num_seats=num_seats, block_size=4, resume=resume, now_s=0.0)
+    return state
+
+
+def starts(commands: list[Command]) -> list[tuple[str, str]]:
+    return [(c.live.generation.id, c.pipeline_id) for c in commands if isinstance(c, Start)]
+
+
+def emit(state: FleetState, live: Live, num_tokens: int, now_s: float) -> list[Command]:
+    live.output += [7] * num_tokens
+    return state.progressed(live, num_tokens, now_s)
+
+
+def test_nothing_is_taken_while_no_pipeline_serves() -> None:
+    state = FleetState()
+    state.add("p")
+    with pytest.raises(EngineUnavailable):
+        state.submit(generation("g"), 0.0)
+
+
+def test_one_more_than_its_seats_is_given_to_a_pipeline_and_the_rest_waits() -> None:
+    state = state_with(2)
+    given = [starts(state.submit(generation(f"g{i}"), 0.0)) for i in range(5)]
+    assert [len(item) for item in given] == [1, 1, 1, 0, 0]
+    assert starts(state.finished(state.lives["g0"], 1.0)) == [("g3", "p0")]
+
+
+def test_the_most_urgent_goes_first_and_equals_in_order() -> None:
+    state = state_with(1)
+    for index, priority in enumerate([0, 0, 5, 1, 0]):
+        state.submit(generation(f"g{index}", priority=priority), 0.0)
+    order = []
+    for name in ("g0", "g1", "g4", "g3"):
+        order += starts(state.finished(state.lives[name], 1.0))
+    assert [name for name, _ in order] == ["g4", "g3", "g2"]
+
+
+@pytest.mark.parametrize(
+    ("path", "illegal"),
+    [(["drain"], "ready"), (["remove"], "ready"), (["remove"], "drain")],
+)
+def test_pipelines_do_not_come_back_from_where_they_went(path: list[str], illegal: str) -> None:
+    state = state_with(1)
+    state.submit(generation("g"), 0.0)
+
+    def do(step: str) -> None:
+        if step == "drain":
+            state.drain("p0", cause="x", deadline_s=None, now_s=0.0)
+        elif step == "remove":
+            state.remove("p0", 0.0)
+        else:
+            state.ready("p0", num_seats=1, block_size=4, resume="exact", now_s=0.0)
+
+    for step in path:
+        do(step)
+    with pytest.raises(IllegalTransition):
+        do(illegal)
+
+
+def test_a_stalled_pipeline_is_killed_and_its_generations_move() -> None:
+    state = state_with(4, 4)
+    state.set_weight("p1", 1e-9)
+    for index in range(3):
+        state.submit(generation(f"g{index}"), 0.0)
+    stalled = state.pipelines["p0"]
+    assert len(stalled.legs) == 3
+    limit_s = state.stall_limit_s(stalled)
+    assert not any(isinstance(c, Kill) for c in state.tick(limit_s - 0.1))
+    commands = state.tick(limit_s + 0.1)
+    assert [c.pipeline_id for c in commands if isinstance(c, Kill)] == ["p0"]
+    assert {place for _, place in starts(commands)} == {"p1"}
+    assert stalled.state == "starting"
+
+
+def test_an_idle_pipeline_owes_nothing() -> None:
+    state = state_with(4)
+    assert state.tick(1e6) == []
+    state.submit(generation("g"), 1e6)
+    assert state.tick(1e6 + 1) == []
+
+
+def test_long_prompts_may_take_their_time() -> None:
+    state = state_with(4)
+    before_s = state.stall_limit_s(state.pipelines["p0"])
+    state.submit(Generation("g", [1] * 4000, GREEDY), 0.0)
+    assert state.stall_limit_s(state.pipelines["p0"]) > before_s + 30
+
+
+def test_migrated_prompts_do_not_stampede_one_survivor() -> None:
+    state = state_with(64, 64, policy=FailoverPolicy(resumed_prefill_budget=1000))
+    state.set_weight("p1", 1e-9)
+    for index in range(8):
+        state.submit(Generation(f"g{index}", [index] * 400, GREEDY), 0.0)
+    for live in state.pipelines["p0"].legs.values():
+        emit(state, live, 1, 0.1)
+    moved = starts(state.lost("p0", "gone", 1.0))
+    assert len(moved) == 2
+    more = emit(state, state.lives[moved[0][0]], 1, 2.0) + state.tick(2.0)
+    assert len(starts(more)) == 1
+
+
+def test_of_two_suspects_only_one_runs_on_a_pipeline_at_a_time() -> None:
+    state = state_with(8, policy=FailoverPolicy(backoff_s=0.0))
+    for name in ("poison", "other"):
+        state.submit(generation(name), 0.0)
+    for _ in range(2):
+        state.lost("p0", "crash", 1.0)
+        state.ready("p0", num_seats=8, block_size=4, resume="exact", now_s=1.0)
+    assert list(state.pipelines["p0"].legs) == ["poison"]
+    commands = state.lost("p0", "crash", 2.0)
+    failed = [c for c in commands if isinstance(c, Fail)]
+    assert [c.live.generation.id for c in failed] == ["poison"]
+    assert isinstance(failed[0].error, EngineFailed)
+    assert starts(state.ready("p0", num_seats=8, block_size=4, resume="exact", now_s=3.0)) == [
+        ("other", "p0")
+    ]
+
+
+def test_a_token_clears_a_generation_of_suspicion() -> None:
+    state = state_with(8, policy=FailoverPolicy(backoff_s=0.0))
+    state.submit(generation("g"), 0.0)
+    for _ in range(20):
+        emit(state, state.lives["g"], 1, 1.0)
+        state.lost("p0", "crash", 1.0)
+        state.ready("p0", num_seats=8, block_size=4, resume="exact", now_s=1.0)
+    assert "g" in state.pipelines["p0"].legs
+
+
+def test_what_cannot_go_on_exactly_ends_with_a_reason() -> None:
+    state = state_with(4, 4, resume="prompt")
+    for name, sampling in (("seeded", SEEDED), ("greedy", GREEDY)):
+        state.submit(generation(name, sampling=sampling), 0.0)
+        emit(state, state.lives[name], 1, 0.1)
+    commands: list[Command] = []
+    for name in ("p0", "p1"):
+        if state.pipelines[name].legs:
+            commands += state.leg_lost(
+                next(iter(state.pipelines[name].legs.values())), "lost", "gone", 1.0
+            )
+    failed = {c.live.generation.id: c.error for c in commands if isinstance(c, Fail)}
+    assert list(failed) == ["seeded"]
+    assert "can go on exactly" in failed["seeded"].message
+
+
+def test_the_breaker_closes_a_pipeline_that_only_fails_and_opens_again() -> None:
+    policy = FailoverPolicy(breaker_failures=2, breaker_s=5.0, max_fruitless=100, backoff_s=0.0)
+    state = state_with(4, 4, policy=policy)
+    state.set_weight("p1", 1e-9)
+    state.submit(generation("g"), 0.0)
+    live = state.lives["g"]
+    while live.pipeline_id == "p0":
+        state.leg_lost(live, "lost", "broken", 1.0)
+    state.finished(live, 1.0)
+    assert starts(state.submit(generation("h"), 2.0)) == [("h", "p1")]
+    assert starts(state.submit(generation("i"), 7.0)) == [("i", "p0")]
+
+
+def test_weights_follow_what_is_seen() -> None:
+    state = state_with(4, 4)
+    for index in range(8):
+        state.submit(generation(f"g{index}"), 0.0)
+    for second in range(1, 30):
+        for pipeline, num_tokens in (("p0", 20), ("p1", 10)):
+            for live in list(state.pipelines[pipeline].legs.values()):
+                emit(state, live, num_tokens, float(second))
+        state.tick(float(second))
+    fast, slow = state.pipelines["p0"], state.pipelines["p1"]
+    assert fast.correction / slow.correction == pytest.approx(2.0, rel=0.1)
+
+
+class Fleets(RuleBasedStateMachine):
+    """Anything may happen, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        policy = FailoverPolicy(
+            max_migrations=10_000, no_capacity_timeout_s=50.0, subnode_tokens=2, backoff_s=0.1
+        )
+        self.state = FleetState(policy)
+        self.now_s = 0.0
+        self.number = 0
+        self.where: dict[str, str] = {}
+        self.ended: Counter[str] = Counter()
+        self.born: set[str] = set()
+        self.engines: dict[str, bool] = {}
+
+    def carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Start(live, pipeline_id):
+                    name = live.generation.id
+                    assert name not in self.where, "started in two places"
+                    assert self.state.pipelines[pipeline_id].state in (
+                        "serving",
+                        "starting",
+                        "gone",
+                    )
+                    self.where[name] = pipeline_id
+                case Stop(live, pipeline_id):
+                    assert self.where.pop(live.generation.id) == pipeline_id
+                case Fail(live):
+                    self.ended[live.generation.id] += 1
+                case Retire(pipeline_id):
+                    assert pipeline_id not in self.where.values()
+
+    def running(self) -> list[Live]:
+        return [live for live in self.state.lives.values() if live.pipeline_id is not None]
+
+    @rule(weight=st.floats(0.1, 10.0))
+    def add(self, weight: float) -> None:
+        self.number += 1
+        self.state.add(f"p{self.number}", weight=weight)
+
+    @rule(data=st.data(), seats=st.integers(1, 3))
+    def ready(self, data: st.DataObject, seats: int) -> None:
+        names = [p.id for p in self.state.pipelines.values() if p.state == "starting"]
+        if names:
+            self.carry_out(
+                self.state.ready(
+                    data.draw(st.sampled_from(names)),
+                    num_seats=seats,
+                    block_size=2,
+                    resume="exact",
+                    now_s=self.now_s,
+                )
+            )
+
+    @rule(priority=st.integers(0, 2))
+    def submit(self, priority: int) -> None:
+        self.number += 1
+        name = f"g{self.number}"
+        try:
+            commands = self.state.submit(generation(name, priority=priority), self.now_s)
+        except EngineUnavailable:
+            return
+        self.born.add(name)
+        self.carry_out(commands)
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), num_tokens=st.integers(1, 3))
+    def token(self, data: st.DataObject, num_tokens: int) -> None:
+        live = data.draw(st.sampled_from(self.running()))
+        self.carry_out(emit(self.state, live, num_tokens, self.now_s))
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        live = data.draw(st.sampled_from(self.running()))
+        del self.where[live.generation.id]
+        self.ended[live.generation.id] += 1
+        self.carry_out(self.state.finished(live, self.now_s))
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), refused=st.booleans())
+    def leg_lost(self, data: st.DataObject, refused: bool) -> None:
+        live = data.draw(st.sampled_from(self.running()))
+        why = "refused" if refused else "lost"
+        self.carry_out(self.state.leg_lost(live, why, "x", self.now_s))  # type: ignore[arg-type]
+
+    @precondition(lambda self: self.state.lives)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.state.lives)))
+        self.ended[name] += 1
+        self.carry_out(self.state.cancelled(name, self.now_s))
+
+    @precondition(lambda self: self.state.pipelines)
+    @rule(data=st.data(), how=st.sampled_from(["lost", "drain", "remove"]))
+    def lose(self, data: st.DataObject, how: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.state.pipelines)))
+        if how == "lost":
+            self.carry_out(self.state.lost(name, "crash", self.now_s))
+        elif how == "remove":
+            self.carry_out(self.state.remove(name, self.now_s))
+        elif self.state.pipelines[name].state != "gone":
+            deadline_s = self.now_s + 10
+            self.carry_out(
+                self.state.drain(name, cause="x", deadline_s=deadline_s, now_s=self.now_s)
+            )
+        if self.state.pipelines[name].state == "gone":
+            self.state.forget(name)
+
+    @rule(elapsed_s=st.floats(0.0, 20.0))
+    def time_passes(self, elapsed_s: float) -> None:
+        self.now_s += elapsed_s
+        self.carry_out(self.state.tick(self.now_s))
+
+    @invariant()
+    def everything_is_in_one_place(self) -> None:
+        self.state.check_invariants()
+        running = {live.generation.id: live.pipeline_id for live in self.running()}
+        assert running == self.where
+        assert max(self.ended.values(), default=1) == 1
+        assert self.born - set(self.ended) == set(self.state.lives)
+
+    @invariant()
+    def no_seat_is_empty_while_somebody_could_have_it(self) -> None:
+        able = [
+            p
+            for p in self.state.pipelines.values()
+            if p.state == "serving" and not p.legs and p.closed_until_s <= self.now_s
+        ]
+        if able:
+            assert all(live.not_before_s > 0 for _, live in self.state._waiting)
+
+
+TestFleets = Fleets.TestCase
+TestFleets.settings = hypothesis.settings(max_examples=150, stateful_step_count=40, deadline=None)
