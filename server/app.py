@@ -28,6 +28,7 @@ from server.responses_store import ResponsesStore
 from server.tracing import RequestTracer
 
 OPEN_PATHS = ("/health", "/version", "/ready")
+ADMIN_PREFIX = "/admin/"
 
 
 @dataclass(slots=True)
@@ -75,7 +76,9 @@ def build_app(
     )
     # Added last is outermost.
     app.add_middleware(Shortcut, routes=routes)
-    app.add_middleware(ApiKeys, keys=options.api_keys, open_paths=open_paths)
+    app.add_middleware(
+        ApiKeys, keys=options.api_keys, open_paths=open_paths, open_prefix=ADMIN_PREFIX
+    )
     app.add_middleware(ErrorBoundary)
     if options.allowed_origins:
         app.add_middleware(
@@ -84,7 +87,12 @@ def build_app(
             allow_methods=list(options.allowed_methods),
             allow_headers=list(options.allowed_headers),
             allow_credentials=options.allow_credentials,
-            expose_headers=["x-request-id", "openai-processing-ms", "retry-after"],
+            expose_headers=[
+                "x-request-id",
+                "openai-processing-ms",
+                "retry-after",
+                "x-shuntyard-migrations",
+            ],
         )
     app.add_middleware(
         RequestContext, metrics=gateway.metrics, log=log or RequestLog(), tracer=tracer

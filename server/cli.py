@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
 
+from server import fleet_client
 from server.settings import (
     Settings,
     SettingsError,
@@ -81,6 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Print what this machine has, and what would go wrong.",
         add_help=False,
     )
+    fleet_client.add_commands(commands)
     return parser
 
 
@@ -190,7 +192,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ours, engine_flags = split_engine_flags(arguments[1:], _known_flags(parser))
         arguments = ["serve", *ours]
     flags = vars(parser.parse_args(arguments))
-    flags.pop("command")
+    command = flags.pop("command")
+    if command != "serve":
+        return fleet_client.run(command, flags)
     return _serve(flags, engine_flags)
 
 

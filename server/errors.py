@@ -4,6 +4,7 @@ HttpError (a ShuntyardError that only HTTP knows)
 ├── BadBody             400   not JSON, not an object, not decodable
 ├── BadHttp             400   not HTTP
 ├── Unauthorized        401
+├── Forbidden           403
 ├── ModelNotFound       404
 ├── ResponseNotFound    404
 ├── RouteNotFound       404
@@ -53,6 +54,10 @@ class BadHttp(HttpError):
 
 class Unauthorized(HttpError):
     """No key, or one that is not known."""
+
+
+class Forbidden(HttpError):
+    """The caller is known well enough, and may not do this."""
 
 
 class ModelNotFound(HttpError):
@@ -125,6 +130,7 @@ _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     BadBody: (400, _INVALID, "invalid_json"),
     BadHttp: (400, _INVALID, "invalid_http"),
     Unauthorized: (401, "authentication_error", "invalid_api_key"),
+    Forbidden: (403, "permission_error", "forbidden"),
     ModelNotFound: (404, "not_found_error", "model_not_found"),
     ResponseNotFound: (404, "not_found_error", "response_not_found"),
     RouteNotFound: (404, "not_found_error", "route_not_found"),

@@ -110,6 +110,7 @@ class GenerationRun:
                 self._record.queue_s = max(self._record.queue_s or 0.0, delta.queue_s)
             if delta.num_cached_tokens is not None and index % self._num_choices == 0:
                 self._record.num_cached_tokens += delta.num_cached_tokens
+            self._record.num_migrations += delta.num_migrations
             piece = self._assemblers[index].push(delta)
             self._record.num_output_tokens += len(piece.token_ids)
             if piece.finish_reason is not None:

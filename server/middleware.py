@@ -61,11 +61,14 @@ class RequestContext:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 elapsed_ms = int((now_s() - record.arrived_s) * 1000)
-                message["headers"] = [
+                headers = [
                     *message["headers"],
                     id_header,
                     (b"openai-processing-ms", str(elapsed_ms).encode()),
                 ]
+                if record.submitted_s is not None:
+                    headers.append((b"x-shuntyard-migrations", b"%d" % record.num_migrations))
+                message["headers"] = headers
             await send(message)
 
         try:
@@ -136,10 +139,19 @@ class ApiKeys:
     """Lets only known keys pass. Everything is guarded but the open paths and OPTIONS.
 
     keys: tenant names by key. Without keys everyone passes, as tenant "".
+    open_prefix: paths that begin so have a guard of their own.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Mapping[str, str], open_paths: Iterable[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Mapping[str, str],
+        open_paths: Iterable[str],
+        open_prefix: str | None = None,
+    ) -> None:
         self._app = app
+        self._open_prefix = open_prefix
         self._hashes = [(_digest(key.encode()), tenant) for key, tenant in keys.items()]
         self._open_paths = frozenset(open_paths)
 
@@ -149,7 +161,10 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        return scope["method"] == "OPTIONS" or get_route_path(scope) in self._open_paths
+        path = get_route_path(scope)
+        if self._open_prefix is not None and path.startswith(self._open_prefix):
+            return True
+        return scope["method"] == "OPTIONS" or path in self._open_paths
 
     def _tenant(self, scope: Scope) -> str:
         given = header(scope, b"authorization")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from server.endpoints.admin import NewPipeline, PipelineFactory
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
 from server.metrics import Metrics
 from server.model_source import ResolvedModel, resolve_model
@@ -20,10 +21,13 @@ from server.settings import Settings, SettingsError
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer, read_chat_template, read_generation_config
 from server.version import VERSION
+from spot.engines.base import Engine
 from spot.engines.hosted import HostConfig, HostedEngine
 from spot.engines.pooling import PoolingConfig, PoolingEngine
 from spot.engines.vllm_compat.flags import read_engine_flags
 from spot.errors import InvalidRequest
+from spot.fleet import Fleet, PipelineSpec
+from spot.fleet_state import FailoverPolicy
 
 logger = logging.getLogger("shuntyard.engine")
 
@@ -37,7 +41,8 @@ class Parts:
     """What `serve` runs. last_lines: what the engine's processes wrote last, for a failed start."""
 
     gateway: Gateway
-    engine: HostedEngine
+    fleet: Fleet
+    new_pipeline: PipelineFactory
     pooling_engines: list[PoolingEngine]
     pools: Pools
     last_lines: deque[str]
@@ -54,23 +59,68 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     args = _engine_args(settings, engine_flags, model, say)
     pools, pooling_engines = _build_pools(settings, say)
     say("loading the tokenizer")
+    tokenizer = _load_tokenizer(settings, model.path)
     last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-
-    def on_line(line: str) -> None:
-        last_lines.append(line)
-        logger.debug("%s", line)
-
-    engine = HostedEngine(
-        HostConfig(
-            engine_args=args,
-            start_timeout_s=settings.engine_start_timeout,
-            step_timeout_s=settings.engine_step_timeout,
-        ),
-        on_line=on_line,
-    )
-    gateway = _build_gateway(settings, model, engine, say)
+    pipelines = PipelineMaker(settings, args, last_lines)
+    fleet = Fleet(pipelines.at_start(), policy=_failover_policy(settings))
+    gateway = _build_gateway(settings, model, tokenizer, fleet, say)
     gateway.further_engines = list(pooling_engines)
-    return Parts(gateway, engine, pooling_engines, pools, last_lines)
+    return Parts(gateway, fleet, pipelines.make, pooling_engines, pools, last_lines)
+
+
+class PipelineMaker:
+    """Makes the engines of pipelines, at start and whenever an operator wants one more.
+
+    last_lines: takes what the engines' processes write.
+    """
+
+    def __init__(
+        self, settings: Settings, engine_args: dict[str, Any], last_lines: deque[str]
+    ) -> None:
+        self._settings = settings
+        self._engine_args = engine_args
+        self._last_lines = last_lines
+        self._num_made = 0
+
+    def at_start(self) -> list[PipelineSpec]:
+        """What the settings ask for. Raises SettingsError if that is nothing."""
+        num_local = self._settings.pipelines
+        if num_local is None:
+            num_local = 1
+        if not num_local:
+            raise SettingsError("--pipelines 0 leaves nothing to serve with")
+        return [self._local(None, 1.0) for _ in range(num_local)]
+
+    async def make(self, wanted: NewPipeline) -> PipelineSpec:
+        """One more pipeline."""
+        return self._local(wanted.id, wanted.weight)
+
+    def _local(self, pipeline_id: str | None, weight: float) -> PipelineSpec:
+        name = pipeline_id or self._next_id("local")
+        config = HostConfig(
+            engine_args=self._engine_args,
+            start_timeout_s=self._settings.engine_start_timeout,
+            step_timeout_s=self._settings.engine_step_timeout,
+        )
+
+        def on_line(line: str) -> None:
+            self._last_lines.append(line)
+            logger.debug("%s: %s", name, line)
+
+        return PipelineSpec(name, HostedEngine(config, on_line=on_line), weight)
+
+    def _next_id(self, kind: str) -> str:
+        self._num_made += 1
+        return f"{kind}-{self._num_made}"
+
+
+def _failover_policy(settings: Settings) -> FailoverPolicy:
+    return FailoverPolicy(
+        max_migrations=settings.max_migrations,
+        no_capacity_timeout_s=settings.no_capacity_timeout,
+        stall_base_s=settings.stall_timeout,
+        subnode_tokens=settings.decode_subnode_tokens,
+    )
 
 
 def _engine_args(
@@ -100,16 +150,23 @@ def _our_flag_like(engine_flags: list[str], message: str) -> str:
     return ""
 
 
-def _build_gateway(
-    settings: Settings, model: ResolvedModel, engine: HostedEngine, say: Say
-) -> Gateway:
-    names = settings.served_model_name or [model.name]
+def _load_tokenizer(settings: Settings, folder: Path) -> ChatTokenizer:
     template = settings.chat_template
-    tokenizer = ChatTokenizer.load(
-        Path(settings.tokenizer) if settings.tokenizer else model.path,
+    return ChatTokenizer.load(
+        Path(settings.tokenizer) if settings.tokenizer else folder,
         chat_template=read_chat_template(template) if template else None,
         trust_remote_code=settings.trust_remote_code,
     )
+
+
+def _build_gateway(
+    settings: Settings,
+    model: ResolvedModel,
+    tokenizer: ChatTokenizer,
+    engine: Engine,
+    say: Say,
+) -> Gateway:
+    names = settings.served_model_name or [model.name]
     return Gateway(
         model=ServedModel(
             names=names,

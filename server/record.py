@@ -16,6 +16,7 @@ class RequestRecord:
     """One request. Times are of the event loop's clock, in seconds.
 
     queue_s: the longest that one of its generations waited for a seat in the engine.
+    num_migrations: how often its generations lost their pipeline and went on elsewhere.
     outcome: completed; aborted (the client left); client_error (4xx); rejected (429, 503 before any
         work); failed (our fault, before or after the first byte).
     """
@@ -34,6 +35,7 @@ class RequestRecord:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_choices: int = 0
+    num_migrations: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     submitted_s: float | None = None
     queue_s: float | None = None

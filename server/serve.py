@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from server.app import HttpOptions, build_app
+from server.endpoints.admin import AdminGate, admin_routes
 from server.endpoints.pooling import pooling_routes
 from server.errors import ShuttingDown
 from server.gateway import Gateway
@@ -137,7 +138,7 @@ class _Server(uvicorn.Server):
 
 async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int:
     exit_code = 0
-    gateway, engine = parts.gateway, parts.engine
+    gateway, engine = parts.gateway, parts.fleet
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(engine)
         for pooling_engine in parts.pooling_engines:
@@ -151,7 +152,10 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
             options=_http_options(settings),
             log=_request_log(settings),
             tracer=tracer,
-            further_routes=pooling_routes(gateway, parts.pools),
+            further_routes=[
+                *pooling_routes(gateway, parts.pools),
+                *admin_routes(engine, AdminGate(settings.admin_key), parts.new_pipeline),
+            ],
             further_models=parts.pools.cards,
         )
         server = _Server(
@@ -191,7 +195,7 @@ async def _stop_on_signal(server: uvicorn.Server) -> None:
 
 
 async def _announce_when_ready(settings: Settings, parts: Parts, listener: socket.socket) -> None:
-    await parts.engine.wait_ready()
+    await parts.fleet.wait_ready()
     for pooling_engine in parts.pooling_engines:
         await pooling_engine.wait_ready()
     name = parts.gateway.model.names[0]

@@ -27,8 +27,9 @@ ENV_PREFIX = "SHUNTYARD_"
 # Variables of ours that are not settings of the server.
 _OTHER_VARIABLES = {"SHUNTYARD_CACHE_DIR", "SHUNTYARD_TEST_MODEL", "SHUNTYARD_CONFIG"}
 
-SERVE, HTTP, OPENAI, LIMITS, ENGINE, LOGS = (
+SERVE, PIPELINES, HTTP, OPENAI, LIMITS, ENGINE, LOGS = (
     "what is served",
+    "pipelines",
     "HTTP",
     "OpenAI behaviour",
     "limits",
@@ -93,6 +94,48 @@ class Settings(BaseSettings):
         None, "folder or hub name of a cross-encoder to serve for rerank and score", group=SERVE
     )
     served_rerank_name: Words = _setting([], "names of the rerank model for clients", group=SERVE)
+
+    pipelines: int | None = _setting(
+        None,
+        "engines of the model on this machine (default: 1, or 0 with --upstream)",
+        group=PIPELINES,
+        ge=0,
+        le=64,
+    )
+    upstream: Words = _setting(
+        [],
+        "vLLM or Shuntyard servers that serve the same model, as URL or URL=WEIGHT",
+        group=PIPELINES,
+    )
+    upstream_api_key: str | None = _setting(
+        None, "key that the upstream servers want", group=PIPELINES
+    )
+    no_capacity_timeout: float = _setting(
+        120.0,
+        "seconds that a running answer waits for a pipeline when all are lost",
+        group=PIPELINES,
+        ge=0,
+    )
+    max_migrations: int = _setting(
+        32, "times that one answer may lose its pipeline and go on elsewhere", group=PIPELINES, ge=0
+    )
+    stall_timeout: float = _setting(
+        15.0,
+        "seconds without any token, beside what prompts and usual steps take, until a pipeline "
+        "counts as hanging",
+        group=PIPELINES,
+        gt=0,
+    )
+    decode_subnode_tokens: int | None = _setting(
+        None,
+        "tokens after which a running answer may give its seat to a more urgent one "
+        "(default: about half a second's worth)",
+        group=PIPELINES,
+        ge=1,
+    )
+    admin_key: str | None = _setting(
+        None, "key of the admin API; without one it is for this machine only", group=PIPELINES
+    )
 
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for all", group=HTTP)
     port: int = _setting(8000, "port to listen on; 0 picks a free one", group=HTTP, ge=0, le=65535)

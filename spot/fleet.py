@@ -19,10 +19,10 @@ from anyio.abc import TaskGroup
 
 from spot.engines.base import (
     DeltaSink,
-    Engine,
     EngineCard,
     EngineStats,
     EngineStatus,
+    PipelineEngine,
     Resume,
 )
 from spot.errors import (
@@ -32,7 +32,7 @@ from spot.errors import (
     Overloaded,
     ShuntyardError,
 )
-from spot.fleet_events import FleetEvent, FleetEvents
+from spot.fleet_events import EventKind, FleetEvents
 from spot.fleet_state import (
     Command,
     Fail,
@@ -57,7 +57,7 @@ class PipelineSpec:
     """An engine and what is expected of it. weight: throughput, in the unit of all others."""
 
     id: str
-    engine: Engine
+    engine: PipelineEngine
     weight: float = 1.0
 
 
@@ -204,7 +204,7 @@ class Fleet:
         failures: list[EngineFailed] = []
         async with anyio.create_task_group() as tasks:
 
-            async def wait_for(engine: Engine) -> None:
+            async def wait_for(engine: PipelineEngine) -> None:
                 try:
                     await engine.wait_ready()
                 except EngineFailed as error:
@@ -257,7 +257,7 @@ class Fleet:
         assert self._group is not None, "the fleet is not entered"
         self.state.add(spec.id, weight=spec.weight)
         member = self._members[spec.id] = _Member(spec)
-        self.events.add(FleetEvent("added", spec.id))
+        self._say("added", spec.id)
         await self._group.start(self._run_member, member)
 
     def drain_pipeline(
@@ -277,7 +277,7 @@ class Fleet:
         commands = self.state.drain(
             pipeline_id, cause=f"the pipeline is {cause}", deadline_s=at_s, now_s=now_s
         )
-        self.events.add(FleetEvent("draining", pipeline_id, cause))
+        self._say("draining", pipeline_id, cause)
         self._carry_out(commands)
 
     def remove_pipeline(self, pipeline_id: str) -> None:
@@ -289,13 +289,13 @@ class Fleet:
         """Raises KeyError, ValueError."""
         self._known(pipeline_id)
         self.state.set_weight(pipeline_id, weight)
-        self.events.add(FleetEvent("weight", pipeline_id, f"{weight:g}"))
+        self._say("weight", pipeline_id, f"{weight:g}")
 
     def describe(self) -> list[dict[str, Any]]:
         """Each pipeline's state and load, as the admin API gives it."""
         return [self._describe(pipeline_id) for pipeline_id in self.state.pipelines]
 
-    def engine(self, pipeline_id: str) -> Engine:
+    def engine(self, pipeline_id: str) -> PipelineEngine:
         """Raises KeyError."""
         return self._members[pipeline_id].spec.engine
 
@@ -372,6 +372,7 @@ class Fleet:
         if isinstance(error, EngineUnavailable | Overloaded):
             commands = self.state.leg_lost(live, "refused", error.message, now_s)
         elif engine.status.state != "ready":
+            self._say("down", live.pipeline_id, error.message)
             commands = self.state.lost(live.pipeline_id, error.message, now_s)
         else:
             commands = self.state.leg_lost(live, "lost", error.message, now_s)
@@ -384,6 +385,11 @@ class Fleet:
         attained = len(live.output) - self._reported.get(generation_id, 0)
         self._reported[generation_id] = len(live.output)
         self._on_subnode(generation_id, attained)
+
+    def _say(self, kind: EventKind, pipeline_id: str, detail: str = "") -> None:
+        level = logging.DEBUG if kind == "migrated" else logging.INFO
+        logger.log(level, "pipeline %s: %s%s", pipeline_id, kind, f" ({detail})" if detail else "")
+        self.events.add(kind, pipeline_id, detail)
 
     # Carrying out --------------------------------------------------------------------------
 
@@ -399,11 +405,10 @@ class Fleet:
                         member.spec.engine.abort(live.generation.id)
                 case Fail(live, error):
                     self.num_lost += 1
-                    self.events.add(FleetEvent("lost", "", error.message))
+                    self._say("lost", "", error.message)
                     self._end_badly(live, error)
                 case Kill(pipeline_id, reason):
-                    logger.error("pipeline %s is stalled: %s", pipeline_id, reason)
-                    self.events.add(FleetEvent("stalled", pipeline_id, reason))
+                    self._say("stalled", pipeline_id, reason)
                     self._members[pipeline_id].spec.engine.kill(reason)
                 case Retire(pipeline_id):
                     self._retire(pipeline_id)
@@ -419,7 +424,7 @@ class Fleet:
             self._told_migrations[generation_id] = live.num_migrations
             self.num_migrations += 1
             detail = f"{len(live.output)} tokens so far"
-            self.events.add(FleetEvent("migrated", pipeline_id, detail))
+            self._say("migrated", pipeline_id, detail)
         leg = self._legs[generation_id] = _LegSink(self, live, sink, new_migrations)
         try:
             self._members[pipeline_id].spec.engine.submit(live.remaining, leg)
@@ -464,7 +469,7 @@ class Fleet:
                 self._carry_out(self.state.remove(pipeline_id, self._now_s()))
             self.state.forget(pipeline_id)
             self._update_card()
-            self.events.add(FleetEvent("gone", pipeline_id))
+            self._say("gone", pipeline_id)
             member.left.set()
 
     async def _tick(self) -> None:
@@ -482,7 +487,7 @@ class Fleet:
             is_ready = status.state == "ready"
             if pipeline.state in ("serving", "draining") and (restarted or not is_ready):
                 detail = status.detail or status.state
-                self.events.add(FleetEvent("down", pipeline_id, detail))
+                self._say("down", pipeline_id, detail)
                 self._carry_out(self.state.lost(pipeline_id, detail, self._now_s()))
             member.num_restarts = status.num_restarts
             if pipeline.state == "starting" and is_ready:
@@ -499,7 +504,7 @@ class Fleet:
             now_s=self._now_s(),
         )
         self._update_card()
-        self.events.add(FleetEvent("ready", pipeline_id))
+        self._say("ready", pipeline_id)
         self._carry_out(commands)
 
     def _update_card(self) -> None:

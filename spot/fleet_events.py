@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,34 +15,38 @@ EventKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """One thing that happened. pipeline_id: where; for a migration, the new place."""
+    """One thing that happened.
 
+    number: counts from 1 on. at_s: on the event loop's clock. pipeline_id: where; for a migration
+    the new place; empty for a generation that found none.
+    """
+
+    number: int
+    at_s: float
     kind: EventKind
     pipeline_id: str
     detail: str = ""
 
 
 class FleetEvents:
-    """The last events, numbered from 1 on. Watchers that fall behind miss the oldest."""
+    """The last events. Watchers that fall behind miss the oldest."""
 
     def __init__(self, *, max_kept: int = 1024) -> None:
-        self._kept: deque[tuple[int, FleetEvent]] = deque(maxlen=max_kept)
+        self._kept: deque[FleetEvent] = deque(maxlen=max_kept)
         self._num_added = 0
         self._added = anyio.Event()
 
-    def add(self, event: FleetEvent) -> None:
+    def add(self, kind: EventKind, pipeline_id: str, detail: str = "") -> None:
         self._num_added += 1
-        self._kept.append((self._num_added, event))
+        event = FleetEvent(self._num_added, anyio.current_time(), kind, pipeline_id, detail)
+        self._kept.append(event)
         self._added.set()
         self._added = anyio.Event()
 
-    async def after(self, number: int) -> AsyncIterator[tuple[int, FleetEvent]]:
-        """Events with a higher number, for ever."""
+    async def after(self, number: int) -> list[FleetEvent]:
+        """The events with a higher number; waits until there is one."""
         while True:
-            added = self._added
-            fresh = [item for item in self._kept if item[0] > number]
-            for item in fresh:
-                number = item[0]
-                yield item
-            if not fresh:
-                await added.wait()
+            fresh = [event for event in self._kept if event.number > number]
+            if fresh:
+                return fresh
+            await self._added.wait()

@@ -35,8 +35,8 @@ class Sink:
         self.started.set()
         self._ended.set()
 
-    async def ended(self) -> Sink:
-        with anyio.fail_after(120):
+    async def ended(self, within_s: float = 120.0) -> Sink:
+        with anyio.fail_after(within_s):
             await self._ended.wait()
         return self
 

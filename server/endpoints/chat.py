@@ -228,6 +228,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
                 sampling=for_choice(sampling, index),
                 priority=body.priority or 0,
                 cache_salt=salt,
+                allow_inexact_resume=bool(body.allow_inexact_resume),
                 reasoning_ended=reasoning_ended,
             )
             for index in range(n)
@@ -561,4 +562,5 @@ class ChatChunkWriter(ChunkWriter):
         chunk = self._job.head("chat.completion.chunk")
         chunk["choices"] = []
         chunk["usage"] = usage(self._record)
+        chunk["shuntyard"] = {"migrations": self._record.num_migrations}
         return frame(orjson.dumps(chunk)) + DONE

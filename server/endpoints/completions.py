@@ -160,6 +160,7 @@ class Completions(JsonEndpoint[CompletionRequest]):
                         sampling=for_choice(sampling, index),
                         priority=body.priority or 0,
                         cache_salt=salt,
+                        allow_inexact_resume=bool(body.allow_inexact_resume),
                     )
                 )
                 assemblers.append(self._assembler(body, prompt))
@@ -400,4 +401,5 @@ class CompletionChunkWriter(ChunkWriter):
         chunk = self._job.head()
         chunk["choices"] = []
         chunk["usage"] = usage(self._record)
+        chunk["shuntyard"] = {"migrations": self._record.num_migrations}
         return frame(orjson.dumps(chunk)) + DONE

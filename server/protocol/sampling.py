@@ -148,6 +148,7 @@ class SamplingBody(RequestBody):
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     request_id: str | None = Field(default=None, max_length=256)
+    allow_inexact_resume: bool | None = None
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

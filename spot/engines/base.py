@@ -100,9 +100,6 @@ class Engine(Protocol):
     def abort(self, generation_id: str) -> None:
         """Forget a generation and free what it holds. Its sink hears nothing more. Idempotent."""
 
-    def kill(self, reason: str) -> None:
-        """End an engine that hangs, at once. What ran on it fails; it may come back by itself."""
-
     async def wait_ready(self) -> EngineCard:
         """Wait for the first readiness. Raises EngineFailed if the engine cannot start at all."""
 
@@ -117,3 +114,10 @@ class Engine(Protocol):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+
+class PipelineEngine(Engine, Protocol):
+    """An engine that can be one pipeline among several."""
+
+    def kill(self, reason: str) -> None:
+        """End an engine that hangs, at once. What ran on it fails; it may come back by itself."""
