@@ -101,6 +101,8 @@ class PipelineMaker:
             engine_args=self._engine_args,
             start_timeout_s=self._settings.engine_start_timeout,
             step_timeout_s=self._settings.engine_step_timeout,
+            max_silence_s=self._settings.engine_max_silence,
+            stall_timeout_s=self._settings.engine_stall_timeout,
         )
 
         def on_line(line: str) -> None:
@@ -251,5 +253,7 @@ def _pooled(
         task=task,
         trust_remote_code=settings.trust_remote_code,
         max_queue=settings.max_pooling_queue,
+        max_silence_s=settings.engine_max_silence,
+        stall_timeout_s=settings.engine_stall_timeout,
     )
     return model, PoolingEngine(config, on_line=lambda line: logger.debug("%s", line))

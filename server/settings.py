@@ -38,7 +38,13 @@ SERVE, PIPELINES, HTTP, OPENAI, LIMITS, ENGINE, LOGS = (
 )
 
 # Settings about the engine that are not arguments of vLLM's.
-_ABOUT_ENGINE = {"engine_args", "engine_start_timeout", "engine_step_timeout"}
+_ABOUT_ENGINE = {
+    "engine_args",
+    "engine_start_timeout",
+    "engine_step_timeout",
+    "engine_max_silence",
+    "engine_stall_timeout",
+}
 
 
 class SettingsError(ShuntyardError):
@@ -260,6 +266,19 @@ class Settings(BaseSettings):
     engine_step_timeout: float = _setting(
         300.0,
         "seconds without an engine step, while it holds work, until it is started anew",
+        group=ENGINE,
+        gt=0,
+    )
+
+    engine_max_silence: float = _setting(
+        10.0,
+        "seconds without a sign of life from an engine's process until /health is 503",
+        group=ENGINE,
+        gt=0,
+    )
+    engine_stall_timeout: float = _setting(
+        30.0,
+        "seconds without a sign of life from an engine's process until it is started anew",
         group=ENGINE,
         gt=0,
     )

@@ -19,7 +19,7 @@ from spot.generation import Generation, TokenDelta
 # How an engine goes on with a generation that has output already: exactly; exactly unless it is
 # seeded; by taking the output for prompt (see `spot.resume`).
 Resume = Literal["exact", "unseeded", "prompt"]
-EngineState = Literal["starting", "ready", "draining", "dead", "stopped"]
+EngineState = Literal["starting", "ready", "draining", "stalled", "dead", "stopped"]
 
 
 class EngineCard(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,7 +54,10 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
 
 @dataclass(slots=True)
 class EngineStatus:
-    """Whether work is taken now. `detail` says in words why not, or what start-up is doing."""
+    """Whether work is taken now. `detail` says in words why not, or what start-up is doing.
+
+    A stalled engine gives no sign of life: it may come back, or will be started anew.
+    """
 
     state: EngineState
     detail: str = ""

@@ -148,7 +148,7 @@ async def _serve(link: GatewayLink, engine_args: dict[str, Any]) -> bool:
         try:
             is_clean = await EngineHost(core, link).run()
         except* EngineDeadError:
-            await link.say_last(Dead("the engine core died"))
+            await link.say_last(Dead(f"the engine core {core.describe_end()}"))
         finally:
             core.shutdown(_SHUTDOWN_TIMEOUT_S if is_clean else 0)
     return is_clean

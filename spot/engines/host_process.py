@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +23,12 @@ from anyio.abc import ByteReceiveStream, Process, SocketListener
 
 from spot.engines.codec import FrameReader, Ping, ToGateway, to_gateway_decoder
 from spot.engines.outbox import Outbox
-from spot.engines.process_group import kill_session, session_members, shared_memory_of
+from spot.engines.process_group import (
+    describe_exit,
+    kill_session,
+    session_members,
+    shared_memory_of,
+)
 
 _READ_BYTES = 256 * 1024
 _MAX_LINE_BYTES = 8192
@@ -39,8 +44,9 @@ class HostConfig:
     engine_args: the engine's own arguments by name, as JSON values.
     env: added to this process's environment.
     start_timeout_s: from the start of the process until the engine is ready.
-    heartbeat_interval_s, stall_timeout_s: how often the host is asked for a sign of life, and how
-        long it may be silent before it is taken for dead.
+    heartbeat_interval_s: how often the host is asked for a sign of life.
+    max_silence_s, stall_timeout_s: how long it may give none before it gets no new work, and before
+        it is taken for dead.
     step_timeout_s: how long the engine may hold generations without a single step.
     stop_timeout_s: how long an orderly end may take before it is forced.
     max_start_attempts: starts in a row that may fail before the first readiness.
@@ -51,7 +57,8 @@ class HostConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     command: Sequence[str] = (sys.executable, "-m", "spot.engines.host")
     start_timeout_s: float = 900.0
-    heartbeat_interval_s: float = 2.0
+    heartbeat_interval_s: float = 1.0
+    max_silence_s: float = 10.0
     stall_timeout_s: float = 30.0
     step_timeout_s: float = 300.0
     stop_timeout_s: float = 10.0
@@ -74,6 +81,7 @@ class HostProcess:
     """One host process and the connection to it.
 
     on_message: takes each message; may raise HostDied. on_line: takes each line of its output.
+    on_silence: hears with each heartbeat for how long the ready host has said nothing.
     """
 
     def __init__(
@@ -82,16 +90,19 @@ class HostProcess:
         *,
         on_message: Callable[[ToGateway], None],
         on_line: Callable[[str], None],
+        on_silence: Callable[[float], None] = lambda silent_s: None,
     ) -> None:
         self.outbox = Outbox()
         self.gone = anyio.Event()
         self._config = config
         self._on_message = on_message
         self._on_line = on_line
+        self._on_silence = on_silence
         self._ready = anyio.Event()
         self._closed = anyio.Event()
-        self._heard_at_s = anyio.current_time()
+        self._was_heard = False
         self._last_lines: deque[str] = deque(maxlen=400)
+        self._unfinished_line = b""
         self._session_id: int | None = None
         self._known_pids: list[int] = []
         self._shared_memory: set[str] = set()
@@ -121,6 +132,10 @@ class HostProcess:
         """End this host; `run` returns with the reason."""
         self._verdict = reason
         self._condemned.set()
+
+    def last_lines(self, count: int) -> list[str]:
+        """What the host's processes wrote last, without empty lines."""
+        return [line for line in self._last_lines if line.strip()][-count:]
 
     @property
     def pids(self) -> list[int]:
@@ -153,7 +168,7 @@ class HostProcess:
         try:
             while True:
                 chunk = await stream.receive(_READ_BYTES)
-                self._heard_at_s = anyio.current_time()
+                self._was_heard = True
                 for payload in frames.feed(chunk):
                     self._on_message(to_gateway_decoder.decode(payload))
         except (anyio.EndOfStream, anyio.BrokenResourceError):
@@ -174,9 +189,8 @@ class HostProcess:
         with anyio.move_on_after(_LAST_WORDS_S):
             await self._closed.wait()
         code = process.returncode
-        raise HostDied(
-            "the engine host closed its connection" if code is None else _exit_text(code)
-        )
+        end = "closed its connection" if code is None else describe_exit(code)
+        raise HostDied(f"the engine host {end}")
 
     async def _watch_start(self) -> None:
         with anyio.move_on_after(self._config.start_timeout_s):
@@ -189,27 +203,32 @@ class HostProcess:
         raise HostDied(self._verdict)
 
     async def _watch_heartbeat(self) -> None:
-        """Ask for a sign of life now and then; raise when there was none for too long."""
+        """Ask for a sign of life now and then; raise when there was none for too long.
+
+        Silence is counted in whole intervals: when this process was the one that stood still, the
+        clock would blame the host.
+        """
         await self._ready.wait()
-        number = 0
-        while True:
-            number += 1
+        silent_s = 0.0
+        for number in itertools.count(1):
+            self._was_heard = False
             self.outbox.put(Ping(number))
             await anyio.sleep(self._config.heartbeat_interval_s)
-            silent_s = anyio.current_time() - self._heard_at_s
-            if silent_s > self._config.stall_timeout_s:
+            silent_s = 0.0 if self._was_heard else silent_s + self._config.heartbeat_interval_s
+            self._on_silence(silent_s)
+            if silent_s >= self._config.stall_timeout_s:
                 raise HostDied(f"the engine host was silent for {silent_s:.0f} s")
 
     async def _read_log(self, process: Process) -> None:
         assert process.stdout is not None
-        rest = b""
         async for chunk in process.stdout:
-            *lines, rest = (rest + chunk).split(b"\n")
-            rest = rest[-_MAX_LINE_BYTES:]
+            *lines, rest = (self._unfinished_line + chunk).split(b"\n")
+            self._unfinished_line = rest[-_MAX_LINE_BYTES:]
             for line in lines:
                 self._take_line(line.decode(errors="replace").rstrip("\r"))
-        if rest:
-            self._take_line(rest.decode(errors="replace"))
+        if self._unfinished_line:
+            self._take_line(self._unfinished_line.decode(errors="replace"))
+            self._unfinished_line = b""
 
     def _take_line(self, line: str) -> None:
         self._last_lines.append(line)
@@ -250,6 +269,7 @@ class HostProcess:
                 )
                 with anyio.move_on_after(_LAST_WORDS_S):
                     await process.wait()
+                    await self._read_log(process)
                 if process.returncode is not None:  # else it waits for a device, for ever perhaps
                     await process.aclose()
 
@@ -281,9 +301,3 @@ def _first(group: BaseExceptionGroup[Any]) -> Any:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _exit_text(code: int) -> str:
-    if code < 0:
-        return f"the engine host was killed by {signal.Signals(-code).name}"
-    return f"the engine host exited with code {code}"

@@ -15,6 +15,8 @@ from spot.engines.host_process import HostConfig, HostDied, HostProcess
 
 logger = logging.getLogger(__name__)
 
+_NUM_LAST_LINES = 10
+
 
 def _log_line(line: str) -> None:
     logger.info("%s", line)
@@ -86,6 +88,7 @@ class HostSupervisor:
         self._decided = anyio.Event()
         self._host: HostProcess | None = None
         self._ready_at_s: float | None = None
+        self._died_at_s: float | None = None
         self._acted_at_s = 0.0
         self._draining = False
         self._stopping = False
@@ -124,7 +127,7 @@ class HostSupervisor:
         """Say that no new work is taken. A host that dies from now on is not replaced."""
         self._draining = True
         if self.status.state == "ready":
-            self._set_state("draining", "taking no new work")
+            self._set_ready()
 
     async def __aenter__(self) -> HostSupervisor:
         self._tasks: TaskGroup = anyio.create_task_group()
@@ -152,30 +155,52 @@ class HostSupervisor:
             if self._stopping:
                 return
             served_s = self._served_s()
+            if self._died_at_s is None:
+                self._died_at_s = anyio.current_time()
             self._set_state("dead", death.message)
             self.status.pids = []
             self._on_death(death.message, served_s is not None)
             delay_s = restarts.delay_after_s(served_s=served_s, is_fatal=death.fatal)
-            if delay_s is None or self._draining:
+            if delay_s is None:  # whoever waits for the first readiness says why there is none
                 self._decided.set()
                 return
-            logger.warning(
-                "%s host died: %s; next start in %.1f s", self._name, death.message, delay_s
-            )
+            self._log_death(death, None if self._draining else delay_s)
+            if self._draining:
+                self._decided.set()
+                return
             await anyio.sleep(delay_s)
             self.status.num_restarts += 1
+
+    def _log_death(self, death: HostDied, delay_s: float | None) -> None:
+        assert self._host is not None
+        sequel = "not started again" if delay_s is None else f"next start in {delay_s:.1f} s"
+        lines = self._host.last_lines(_NUM_LAST_LINES)
+        wrote = "; it wrote last:\n" + "\n".join(lines) if lines else ""
+        logger.warning("%s host died: %s; %s%s", self._name, death.message, sequel, wrote)
 
     async def _run_host(self) -> HostDied:
         self._set_state("starting", f"starting the {self._name} host")
         self._ready_at_s = None
         self._host = HostProcess(
-            self._config, on_message=self._take_message, on_line=self._take_line
+            self._config,
+            on_message=self._take_message,
+            on_line=self._take_line,
+            on_silence=self._note_silence,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_steps, self._host)
             death = await self._host.run()
             tasks.cancel_scope.cancel()
         return death
+
+    def _note_silence(self, silent_s: float) -> None:
+        """Give no new work to a host that may be frozen, until it speaks again."""
+        if silent_s >= self._config.max_silence_s and self.status.state in ("ready", "draining"):
+            self._set_state("stalled", f"the {self._name} host gives no sign of life")
+            logger.warning("%s host: no sign of life for %.0f s", self._name, silent_s)
+        elif silent_s == 0 and self.status.state == "stalled":
+            self._set_ready()
+            logger.warning("%s host: it speaks again", self._name)
 
     async def _watch_steps(self, host: HostProcess) -> None:
         """End a host that owes work and answers pings, but gets nothing done."""
@@ -207,8 +232,18 @@ class HostSupervisor:
         self._ready_at_s = anyio.current_time()
         self.status.pids = sorted({*pids, *self._host.pids})
         if self.status.state == "starting":
-            self._set_state("draining" if self._draining else "ready", "")
+            self._set_ready()
         self._decided.set()
+        if self._died_at_s is not None:
+            down_s = self._ready_at_s - self._died_at_s
+            self._died_at_s = None
+            logger.warning("%s is ready again, %.1f s after it died", self._name, down_s)
+
+    def _set_ready(self) -> None:
+        if self._draining:
+            self._set_state("draining", "taking no new work")
+        else:
+            self._set_state("ready", "")
 
     def _take_line(self, line: str) -> None:
         self._on_line(line)

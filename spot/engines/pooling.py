@@ -90,6 +90,8 @@ class PoolingConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 300.0
     step_timeout_s: float = 120.0
+    max_silence_s: float = 10.0
+    stall_timeout_s: float = 30.0
     min_backoff_s: float = 0.5
 
     def host(self) -> HostConfig:
@@ -101,6 +103,8 @@ class PoolingConfig:
             command=(sys.executable, "-m", "spot.engines.pooling_host"),
             start_timeout_s=self.start_timeout_s,
             step_timeout_s=self.step_timeout_s,
+            max_silence_s=self.max_silence_s,
+            stall_timeout_s=self.stall_timeout_s,
             min_backoff_s=self.min_backoff_s,
         )
 

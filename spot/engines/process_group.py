@@ -45,6 +45,13 @@ async def kill_session(
     _remove_unused(files)
 
 
+def describe_exit(code: int) -> str:
+    """How a process ended, by the exit code that Python's process objects give."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"
+
+
 def shared_memory_of(pids: Iterable[int]) -> set[str]:
     """vLLM's shared memory files that these processes have mapped."""
     return {path for pid in pids for path in _SHARED_MEMORY.findall(_maps(pid))}

@@ -22,6 +22,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.executor import Executor
 
 from spot.engines.base import EngineCard, Resume
+from spot.engines.process_group import describe_exit
 from spot.engines.vllm_compat.resume import WORKER_EXTENSION
 from spot.engines.vllm_compat.sampling import Unservable, to_vllm
 from spot.generation import Generation
@@ -29,6 +30,8 @@ from spot.generation import Generation
 __all__ = ["EngineCore", "EngineDeadError"]
 
 logger = init_logger(__name__)
+
+_LAST_WORDS_S = 1.0
 
 
 class EngineCore:
@@ -49,6 +52,7 @@ class EngineCore:
             log_stats=True,
             renderer=self._renderer,
         )
+        self._processes = multiprocessing.active_children()
         self._tasks: tuple[Any, ...] = ()
         self._resume: Resume = "prompt"
         self._refuse_seeds = (
@@ -81,7 +85,15 @@ class EngineCore:
     @property
     def pids(self) -> list[int]:
         """The engine core's processes, as far as this process started them."""
-        return [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+        return [child.pid for child in self._processes if child.pid is not None]
+
+    def describe_end(self) -> str:
+        """How the dead engine core ended, in words. Blocks for a moment."""
+        for process in self._processes:
+            process.join(_LAST_WORDS_S)
+            if process.exitcode is not None:
+                return describe_exit(process.exitcode)
+        return "died"
 
     def prepare(self, request_id: str, generation: Generation) -> EngineCoreRequest:
         """Validate a generation and make the engine's request of it.

@@ -106,6 +106,13 @@ class FakeHost:
             case "hold":
                 self._held.add(handle)
                 self.say(Step([], EngineStats(running=len(self._held))))
+            case "complain_and_crash":
+                print("RuntimeError: out of pages", file=sys.stderr, flush=True)
+                os._exit(3)
+            case "dead_with_words":
+                print("RuntimeError: out of pages", file=sys.stderr, flush=True)
+                self.say(Dead("the engine core was killed by SIGKILL"))
+                time.sleep(3600)
             case "crash_on_submit" | "with_child":
                 os._exit(3)
             case "crash_once":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -140,6 +142,47 @@ async def test_a_dead_host_is_started_again_and_serves(tmp_path: Path) -> None:
         served = Sink()
         hosted.submit(generation(), served)
         assert (await served.ended()).token_ids == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("mode", "cause"),
+    [("complain_and_crash", "exited with code 3"), ("dead_with_words", "was killed by SIGKILL")],
+)
+async def test_the_log_tells_why_an_engine_died_and_when_it_is_back(
+    mode: str, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with engine(mode) as hosted:
+        await ready(hosted)
+        hosted.submit(generation(), Sink())
+        await until(lambda: "ready again" in caplog.text)
+    died, back = caplog.messages
+    assert cause in died
+    assert died.endswith("it wrote last:\nRuntimeError: out of pages")
+    assert back.startswith("engine is ready again, ")
+
+
+async def test_a_frozen_host_gets_no_new_work_until_it_speaks_again() -> None:
+    async with engine("echo", heartbeat_interval_s=0.05, max_silence_s=0.5) as hosted:
+        await ready(hosted)
+        (pid,) = hosted.status.pids
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: hosted.status.state == "stalled")
+        with pytest.raises(EngineUnavailable, match="no sign of life"):
+            hosted.submit(generation(), Sink())
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda: hosted.status.state == "ready")
+        sink = Sink()
+        hosted.submit(generation(), sink)
+        assert (await sink.ended()).token_ids == [1, 2, 3]
+        assert hosted.status.num_restarts == 0
+
+
+async def test_a_pause_of_the_gateway_is_not_the_hosts_silence() -> None:
+    async with engine("echo", heartbeat_interval_s=0.05, stall_timeout_s=0.5) as hosted:
+        await ready(hosted)
+        time.sleep(1.0)  # noqa: ASYNC251 - the event loop stands still
+        await anyio.sleep(0.2)
+        assert (hosted.status.state, hosted.status.num_restarts) == ("ready", 0)
 
 
 async def test_a_host_that_falls_silent_is_killed_and_restarted() -> None:
