@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import uvicorn
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
 from server.app import HttpOptions, build_app
@@ -31,7 +32,7 @@ from server.parts import Parts, build_parts
 from server.settings import Settings, SettingsError
 from server.tracing import RequestTracer
 from spot.engines.base import Engine
-from spot.errors import EngineFailed
+from spot.errors import EngineFailed, EngineMisconfigured
 
 logger = logging.getLogger("shuntyard")
 console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -168,10 +169,14 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
             group.start_soon(_say_progress, engine, watching)
             try:
                 await _announce_when_ready(settings, parts, listener)
+            except EngineMisconfigured as error:
+                say(f"[red]the engine cannot start:[/red] {escape(error.message)}")
+                exit_code = 2
+                server.should_exit = True
             except EngineFailed as error:
                 for line in parts.last_lines:
                     print(line, file=sys.stderr)
-                say(f"[red]the engine cannot start:[/red] {error.message}")
+                say(f"[red]the engine cannot start:[/red] {escape(error.message)}")
                 exit_code = 1
                 server.should_exit = True
             finally:

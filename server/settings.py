@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,6 +46,9 @@ _ABOUT_ENGINE = {
     "engine_max_silence",
     "engine_stall_timeout",
 }
+
+
+_LENGTH = re.compile(r"auto|-1|(?P<number>\d+(\.\d+)?)[kKmMgGtT]?")
 
 
 class SettingsError(ShuntyardError):
@@ -229,9 +233,13 @@ class Settings(BaseSettings):
         300.0, "seconds that a client may not read its stream", group=LIMITS, gt=0
     )
 
-    dtype: str | None = _setting(None, "auto, float16, bfloat16, float32", group=ENGINE)
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = _setting(
+        None, "type of the weights and activations", group=ENGINE
+    )
     max_model_len: NumberText | None = _setting(
-        None, "context length in tokens (8192; 8K is 8192, 8k is 8000)", group=ENGINE
+        None,
+        "context length in tokens (8192; 8K is 8192, 8k is 8000; auto: what memory allows)",
+        group=ENGINE,
     )
     max_num_seqs: int | None = _setting(None, "generations that run at once", group=ENGINE, ge=1)
     max_num_batched_tokens: int | None = _setting(
@@ -299,6 +307,14 @@ class Settings(BaseSettings):
     def _no_empty_keys(cls, value: list[str]) -> list[str]:
         if any(not key.strip() or not key.split(":", 1)[-1] for key in value):
             raise ValueError("a key must not be empty")
+        return value
+
+    @field_validator("max_model_len")
+    @classmethod
+    def _is_length(cls, value: str | None) -> str | None:
+        found = _LENGTH.fullmatch(value or "auto")
+        if not found or (found["number"] and float(found["number"]) <= 0):
+            raise ValueError("must be a positive number of tokens (8192, 8K) or auto")
         return value
 
     @field_validator("root_path")

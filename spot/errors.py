@@ -8,6 +8,7 @@ ShuntyardError
 └── EngineError
     ├── EngineUnavailable     no engine takes work now (starting, dead, draining)
     └── EngineFailed          the engine ended while it worked on this generation
+        └── EngineMisconfigured   the engine cannot start with the settings that it was given
 
 The HTTP status of each is decided in `server.errors`, nowhere else.
 """
@@ -70,3 +71,7 @@ class EngineUnavailable(EngineError):
 
 class EngineFailed(EngineError):
     """The engine ended, or reported a fault, while it worked on this generation."""
+
+
+class EngineMisconfigured(EngineFailed):
+    """The engine cannot start with the settings that it was given. The message names the flag."""

@@ -11,7 +11,7 @@ from spot.errors import EngineUnavailable
 
 class Health:
     """`GET /health`: 200 with an empty body while the engine is alive, 503 while it is dead,
-    silent or not started yet (scripts wait for this, as they do with vLLM). Never waits for anything."""
+    silent or not started yet (scripts wait for this, as they do with vLLM). Waits for nothing."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -63,6 +63,7 @@ class EngineStatus:
     detail: str = ""
     pids: list[int] = field(default_factory=list)
     num_restarts: int = 0
+    is_misconfigured: bool = False
 
 
 class DeltaSink(Protocol):
@@ -104,7 +105,10 @@ class Engine(Protocol):
         """Forget a generation and free what it holds. Its sink hears nothing more. Idempotent."""
 
     async def wait_ready(self) -> EngineCard:
-        """Wait for the first readiness. Raises EngineFailed if the engine cannot start at all."""
+        """Wait for the first readiness. Raises EngineFailed if the engine cannot start at all.
+
+        EngineMisconfigured, which is one, if that is for its settings.
+        """
 
     async def drain(self) -> None:
         """Take no new work; return when what runs has finished."""

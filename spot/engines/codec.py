@@ -87,10 +87,12 @@ class Dead(msgspec.Struct, tag="D", array_like=True):
     """The engine died or could not start; the host exits after this.
 
     fatal: another start is no use.
+    is_misconfigured: the engine's settings are at fault; the message names one.
     """
 
     message: str
     fatal: bool = False
+    is_misconfigured: bool = False
 
 
 class Embed(msgspec.Struct, tag="e", array_like=True):

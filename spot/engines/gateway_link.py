@@ -32,6 +32,7 @@ from spot.engines.codec import (
 )
 from spot.engines.outbox import Outbox
 from spot.engines.vllm_compat.environment import apply_default_environment
+from spot.errors import EngineMisconfigured
 
 _READ_BYTES = 256 * 1024
 _GRACE_AFTER_HANGUP_S = 5.0
@@ -67,6 +68,9 @@ class GatewayLink:
         """What `start` returns. None if it failed, and then the gateway has heard why."""
         try:
             return start()
+        except EngineMisconfigured as error:
+            self.say(Dead(error.message, fatal=True, is_misconfigured=True))
+            return None
         except Exception as error:  # noqa: BLE001 - whatever it is, the gateway must hear it
             traceback.print_exc()
             self.say(Dead(_reason(error), fatal=True))
@@ -174,11 +178,5 @@ def _kill_own_group() -> NoReturn:
 
 
 def _reason(error: Exception) -> str:
-    """An error of the start for the operator; pydantic's without its decoration."""
-    import pydantic
-
-    if isinstance(error, pydantic.ValidationError):
-        text = "; ".join(entry["msg"].removeprefix("Value error, ") for entry in error.errors())
-    else:
-        text = f"{type(error).__name__}: {error}"
-    return text[:_MAX_REASON_CHARS]
+    """An error of the start for the operator."""
+    return f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS]

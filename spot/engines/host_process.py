@@ -69,12 +69,15 @@ class HostConfig:
 
 
 class HostDied(Exception):
-    """A host's life ended. fatal: another start is no use."""
+    """A host's life ended. fatal, is_misconfigured: see Dead."""
 
-    def __init__(self, message: str, *, fatal: bool = False) -> None:
+    def __init__(
+        self, message: str, *, fatal: bool = False, is_misconfigured: bool = False
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.fatal = fatal
+        self.is_misconfigured = is_misconfigured
 
 
 class HostProcess:

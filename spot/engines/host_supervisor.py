@@ -158,6 +158,7 @@ class HostSupervisor:
             if self._died_at_s is None:
                 self._died_at_s = anyio.current_time()
             self._set_state("dead", death.message)
+            self.status.is_misconfigured = death.is_misconfigured
             self.status.pids = []
             self._on_death(death.message, served_s is not None)
             delay_s = restarts.delay_after_s(served_s=served_s, is_fatal=death.fatal)
@@ -219,7 +220,11 @@ class HostSupervisor:
             case Progress(detail):
                 self._describe_start(detail)
             case Dead():
-                raise HostDied(message.message, fatal=message.fatal)
+                raise HostDied(
+                    message.message,
+                    fatal=message.fatal,
+                    is_misconfigured=message.is_misconfigured,
+                )
             case Ready() | PoolingReady():
                 self._take_for_ready(message.pids)
                 self._on_message(message)

@@ -26,7 +26,13 @@ from spot.engines.codec import (
 from spot.engines.host_process import HostConfig
 from spot.engines.host_supervisor import HostSupervisor
 from spot.engines.vllm_compat.progress import describe
-from spot.errors import EngineFailed, EngineUnavailable, InvalidRequest, ShuntyardError
+from spot.errors import (
+    EngineFailed,
+    EngineMisconfigured,
+    EngineUnavailable,
+    InvalidRequest,
+    ShuntyardError,
+)
 from spot.generation import Generation
 
 __all__ = ["HostConfig", "HostedEngine"]
@@ -121,7 +127,8 @@ class HostedEngine:
     async def wait_ready(self) -> EngineCard:
         await self._supervisor.wait_decided()
         if self._card is None:
-            raise EngineFailed(self.status.detail)
+            kind = EngineMisconfigured if self.status.is_misconfigured else EngineFailed
+            raise kind(self.status.detail)
         return self._card
 
     async def drain(self) -> None:

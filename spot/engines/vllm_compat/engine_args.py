@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import pydantic
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
@@ -16,6 +17,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from spot.engines.vllm_compat.resume import WORKER_EXTENSION, scheduler_for
+from spot.errors import EngineMisconfigured
 
 _MIN_BATCHED_TOKENS = 4096
 
@@ -35,10 +37,6 @@ _CPU_DEFAULTS: dict[str, Any] = {
 }
 
 
-class EngineFlagError(ValueError):
-    """An engine flag is unknown or has a value that vLLM does not take."""
-
-
 class _FlagParser(FlexibleArgumentParser):  # type: ignore[misc]
     """vLLM's own parser, which raises instead of exiting and knows what was meant."""
 
@@ -46,8 +44,8 @@ class _FlagParser(FlexibleArgumentParser):  # type: ignore[misc]
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             flag = unknown.split()[0].split("=")[0]
-            raise EngineFlagError(f"unknown engine flag {flag}{self._suggest(flag)}")
-        raise EngineFlagError(message)
+            raise EngineMisconfigured(f"unknown engine flag {flag}{self._suggest(flag)}")
+        raise EngineMisconfigured(_one_line(message.removeprefix("argument ")))
 
     def _suggest(self, flag: str) -> str:
         close = difflib.get_close_matches(flag, self._option_string_actions, n=3)
@@ -57,7 +55,7 @@ class _FlagParser(FlexibleArgumentParser):  # type: ignore[misc]
 def parse_engine_flags(argv: Sequence[str]) -> dict[str, Any]:
     """The flags that `argv` sets, by their Python names, as JSON values.
 
-    Raises EngineFlagError for an unknown flag or an impossible value, naming it.
+    Raises EngineMisconfigured for an unknown flag or an impossible value, naming it.
     """
     namespace: argparse.Namespace = _parser(keep_json=True).parse_args(list(argv))
     return vars(namespace)
@@ -72,17 +70,20 @@ def with_defaults(args: Mapping[str, Any], *, is_cpu: bool) -> dict[str, Any]:
 def build_config(args: Mapping[str, Any]) -> Any:
     """The VllmConfig for flags given by name. Reads the model's config.
 
-    Raises EngineFlagError, or what vLLM raises for a model or combination that it does not take.
+    Raises EngineMisconfigured for what vLLM does not take, or what it raises for a model.
     """
     is_cpu = current_platform.is_cpu()
     complete = with_defaults(args, is_cpu=is_cpu)
     parser = _parser(keep_json=False)
     namespace = parser.parse_args(_to_argv(parser, complete))
-    engine_args = AsyncEngineArgs.from_cli_args(namespace)
-    if is_cpu:
-        _fit_prompts_in_one_step(engine_args)
-        _run_worker_in_engine_core(engine_args)
-    config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    try:
+        engine_args = AsyncEngineArgs.from_cli_args(namespace)
+        if is_cpu:
+            _fit_prompts_in_one_step(engine_args)
+            _run_worker_in_engine_core(engine_args)
+        config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    except pydantic.ValidationError as error:
+        raise EngineMisconfigured(_explain(error, args)) from error
     _resume_exactly(config)
     return config
 
@@ -96,6 +97,39 @@ def _resume_exactly(config: Any) -> None:
     if scheduler is not None and not config.parallel_config.worker_extension_cls:
         config.scheduler_config.scheduler_cls = scheduler
         config.parallel_config.worker_extension_cls = WORKER_EXTENSION
+
+
+def _explain(error: pydantic.ValidationError, args: Mapping[str, Any]) -> str:
+    """The first complaint of vLLM's validation in one line, with the flag that it is about.
+
+    Checks that compare several values name none of them as such: then the flag is the one among
+    `args` whose name stands first in the complaint.
+    """
+    complaint = error.errors(include_url=False, include_context=False)[0]
+    message = _one_line(complaint["msg"].removeprefix("Value error, "))
+    if complaint["loc"]:
+        name = str(complaint["loc"][0])
+        return f"{_as_flag(name)}: {message} (got {str(complaint['input'])[:80]!r})"
+    places = {name: _place(name, message) for name in args}
+    found = [name for name in args if places[name] >= 0 and name != "model"]
+    if not found:
+        return message
+    return f"{_as_flag(min(found, key=places.__getitem__))}: {message}"
+
+
+def _place(name: str, message: str) -> int:
+    """Where a complaint names an argument, in vLLM's spelling or in words; -1 if it does not."""
+    spellings = (name, name.replace("_", "-"), name.replace("_", " "))
+    places = [message.lower().find(spelling) for spelling in spellings]
+    return min((place for place in places if place >= 0), default=-1)
+
+
+def _as_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _fit_prompts_in_one_step(engine_args: AsyncEngineArgs) -> None:
@@ -158,7 +192,7 @@ def _to_argv(parser: _FlagParser, args: Mapping[str, Any]) -> list[str]:
     argv: list[str] = []
     for name, value in args.items():
         if name not in actions:
-            parser.error(f"unrecognized arguments: --{name.replace('_', '-')}")
+            parser.error(f"unrecognized arguments: {_as_flag(name)}")
         if value is not None:
             argv += _flag(actions[name], value)
     return argv

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from spot.errors import InvalidRequest
+from spot.errors import EngineMisconfigured, InvalidRequest
 
 _EXIT_UNKNOWN = 3
 
@@ -36,12 +36,12 @@ def _main(argv: Sequence[str]) -> int:
     from spot.engines.vllm_compat.environment import apply_default_environment
 
     apply_default_environment()
-    from spot.engines.vllm_compat.engine_args import EngineFlagError, parse_engine_flags
+    from spot.engines.vllm_compat.engine_args import parse_engine_flags
 
     try:
         flags = parse_engine_flags(argv)
-    except EngineFlagError as error:
-        print(error, file=sys.stderr)
+    except EngineMisconfigured as error:
+        print(error.message, file=sys.stderr)
         return _EXIT_UNKNOWN
     print(json.dumps(flags))
     return 0

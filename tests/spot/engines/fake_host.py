@@ -66,6 +66,10 @@ class FakeHost:
         self.say(Dead("no such flag: --frobnicate", fatal=True))
         sys.exit(1)
 
+    def start_misconfigured(self) -> NoReturn:
+        self.say(Dead("--block-size: too odd", fatal=True, is_misconfigured=True))
+        sys.exit(1)
+
     def start_crash_at_start(self) -> NoReturn:
         print("ValueError: the model folder is empty", file=sys.stderr, flush=True)
         sys.exit(1)

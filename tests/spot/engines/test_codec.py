@@ -105,7 +105,7 @@ to_gateway = st.one_of(
     st.builds(Refused, handle=handles, message=texts, param=st.none() | texts),
     st.builds(Failed, handle=handles, message=texts),
     st.builds(Pong, number=handles),
-    st.builds(Dead, message=texts, fatal=st.booleans()),
+    st.builds(Dead, message=texts, fatal=st.booleans(), is_misconfigured=st.booleans()),
 )
 
 

@@ -16,7 +16,13 @@ import pytest
 
 from spot.engines.base import EngineCard
 from spot.engines.hosted import HostConfig, HostedEngine
-from spot.errors import EngineFailed, EngineUnavailable, InvalidRequest, ShuntyardError
+from spot.errors import (
+    EngineFailed,
+    EngineMisconfigured,
+    EngineUnavailable,
+    InvalidRequest,
+    ShuntyardError,
+)
 from spot.generation import Generation, SamplingParams, TokenDelta
 
 pytestmark = pytest.mark.anyio
@@ -236,6 +242,12 @@ async def test_a_start_that_is_no_use_is_not_repeated() -> None:
             await hosted.wait_ready()
         assert hosted.status.state == "dead"
         assert hosted.status.num_restarts == 0
+
+
+async def test_settings_that_the_engine_refuses_are_told_from_other_faults() -> None:
+    async with engine("misconfigured") as hosted:
+        with anyio.fail_after(10), pytest.raises(EngineMisconfigured, match="--block-size"):
+            await hosted.wait_ready()
 
 
 async def test_failing_starts_are_given_up_and_say_why() -> None:

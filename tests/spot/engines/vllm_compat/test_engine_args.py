@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from server.demo_model import ensure_demo_model
 from spot.engines.vllm_compat.engine_args import (
-    EngineFlagError,
     _parser,
     _run_worker_in_engine_core,
     _to_argv,
+    build_config,
     parse_engine_flags,
     with_defaults,
 )
+from spot.errors import EngineMisconfigured
 
 
 def round_trip(args: dict[str, Any]) -> AsyncEngineArgs:
@@ -60,8 +63,26 @@ def test_structured_values_come_as_json() -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_flag_is_an_error_that_names_it(argv: list[str], message: str) -> None:
-    with pytest.raises(EngineFlagError, match=message):
+    with pytest.raises(EngineMisconfigured, match=message):
         parse_engine_flags(argv)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"max_logprobs": -7}, r"--max-logprobs: Input should be .* -1 \(got '?-7'?\)"),
+        ({"max_model_len": 999_999}, r"--max-model-len: .*greater than the derived"),
+        ({"quantization": "zip"}, r"--quantization: Unknown quantization method: zip"),
+        ({"kv_cache_dtype": "zip"}, r"--kv-cache-dtype: invalid choice: 'zip'"),
+    ],
+)
+def test_a_value_that_vllm_refuses_is_told_in_one_line_with_its_flag(
+    args: dict[str, object], message: str
+) -> None:
+    with pytest.raises(EngineMisconfigured) as caught:
+        build_config({"model": str(ensure_demo_model()), **args})
+    assert re.match(message, caught.value.message)
+    assert "\n" not in caught.value.message
 
 
 def test_values_by_name_reach_vllm() -> None:
@@ -91,7 +112,7 @@ def test_what_the_command_line_says_reaches_vllm_unchanged() -> None:
 
 
 def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(EngineFlagError, match="--max-lenght"):
+    with pytest.raises(EngineMisconfigured, match="--max-lenght"):
         round_trip({"max_lenght": 4})
 
 
