@@ -199,8 +199,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(flags: dict[str, Any], engine_flags: list[str]) -> int:
-    from server.serve import serve
-
     config = flags.pop("config", None)
     positional = flags.pop("model_tag", None)
     if positional is not None:
@@ -211,6 +209,8 @@ def _serve(flags: dict[str, Any], engine_flags: list[str]) -> int:
     try:
         _check_engine_flags(engine_flags)
         settings = load_settings(flags, config=config)
+        from server.serve import serve  # imports much: a wrong setting is known before
+
         return serve(settings, engine_flags)
     except SettingsError as error:
         print(f"shuntyard: {error.message}", file=sys.stderr)

@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,8 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _QUIET_PATHS = ("/health", "/ready", "/metrics", "/load")
 _WANTED_OPEN_FILES = 65536
+_POLL_S = 0.05
+_LAST_WORDS_S = 1.0
 
 
 def serve(settings: Settings, engine_flags: list[str]) -> int:
@@ -107,8 +109,8 @@ def _bind(settings: Settings) -> socket.socket:
 class _Server(uvicorn.Server):
     """uvicorn, with an end that no client mistakes for success.
 
-    At shutdown nothing new is admitted and what runs may finish within the time limit; then it is
-    ended with an error event.
+    At shutdown what comes new is told so, and what runs may finish within the time limit; then it
+    is ended with an error event, and only then does the listener close.
     """
 
     def __init__(
@@ -117,6 +119,12 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._gateway = gateway
         self._shutdown_timeout_s = shutdown_timeout_s
+        self._is_hurried = False
+
+    def hurry(self) -> int:
+        """Give running answers no more time. Returns how many there are."""
+        self._is_hurried = True
+        return len(self._gateway.live)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -126,25 +134,32 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.admission.closed = True
         if num_live := len(self._gateway.live):
-            say(f"finishing {num_live} running answer{'s' if num_live > 1 else ''}")
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._end_late)
-            await super().shutdown(sockets)
-            group.cancel_scope.cancel()
+            say(f"finishing {_answers(num_live)}")
+        with anyio.move_on_after(self._shutdown_timeout_s):
+            await self._answered(lambda: self._is_hurried)
+        await self._cut()
+        await super().shutdown(sockets)
 
-    async def _end_late(self) -> None:
-        await anyio.sleep(self._shutdown_timeout_s)
+    async def _answered(self, or_else: Callable[[], bool]) -> None:
+        """Wait until no request is being answered, or `or_else`."""
+        while self._gateway.admission.num_requests and not or_else():  # noqa: ASYNC110
+            await anyio.sleep(_POLL_S)  # what is counted has no event
+
+    async def _cut(self) -> None:
+        """End what still runs: with an error event, and by force where nobody reads that."""
         self._gateway.end_all(ShuttingDown("The server is shutting down."))
+        with anyio.move_on_after(_LAST_WORDS_S):
+            await self._answered(lambda: False)
+        for connection in list(self.server_state.connections):
+            cycle = getattr(connection, "cycle", None)
+            if cycle is not None and not cycle.response_complete:
+                connection.transport.abort()
 
 
 async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int:
     exit_code = 0
     gateway, engine = parts.gateway, parts.fleet
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(engine)
-        for pooling_engine in parts.pooling_engines:
-            await stack.enter_async_context(pooling_engine)
-        await stack.enter_async_context(gateway.keeper)
         tracer = None
         if settings.otlp_traces_endpoint is not None:
             tracer = stack.enter_context(RequestTracer(settings.otlp_traces_endpoint))
@@ -162,6 +177,13 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
         server = _Server(
             _uvicorn_config(settings, app), gateway, shutdown_timeout_s=settings.shutdown_timeout
         )
+        signals = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(signals.cancel_scope.cancel)
+        signals.start_soon(_stop_on_signal, server)
+        await stack.enter_async_context(engine)
+        for pooling_engine in parts.pooling_engines:
+            await stack.enter_async_context(pooling_engine)
+        await stack.enter_async_context(gateway.keeper)
 
         async def announce() -> None:
             nonlocal exit_code
@@ -184,19 +206,23 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
 
         async with anyio.create_task_group() as group:
             group.start_soon(announce)
-            group.start_soon(_stop_on_signal, server)
             await server.serve(sockets=[listener])
             group.cancel_scope.cancel()
     return exit_code
 
 
-async def _stop_on_signal(server: uvicorn.Server) -> None:
+async def _stop_on_signal(server: _Server) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
             if server.should_exit:
-                server.force_exit = True
-            server.should_exit = True
-            say(f"stopping ({signal.Signals(number).name}); once more to stop at once")
+                say(f"stopping now, {_answers(server.hurry())} cut")
+            else:
+                server.should_exit = True
+                say(f"stopping ({signal.Signals(number).name}); once more to stop at once")
+
+
+def _answers(count: int) -> str:
+    return f"{count} running answer{'' if count == 1 else 's'}"
 
 
 async def _announce_when_ready(settings: Settings, parts: Parts, listener: socket.socket) -> None:
