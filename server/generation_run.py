@@ -52,6 +52,8 @@ class GenerationRun:
         self.prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
         record.num_prompt_tokens = num_prompt_tokens
         record.num_choices = len(generations)
+        record.n = num_choices
+        record.max_tokens = generations[0].sampling.max_tokens
 
     def __enter__(self) -> Self:
         self._admission.__enter__()
@@ -61,6 +63,7 @@ class GenerationRun:
             self._admission.__exit__(None, None, None)
             raise
         self._record.submitted_s = anyio.current_time()
+        self._gateway.metrics.begin(self._record)
         self._gateway.live.add(self)
         return self
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from server.record import RequestRecord
-from spot.engines.base import EngineStats, EngineStatus
+from spot.engines.base import EngineCard, EngineStats, EngineStatus
 
 _TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -23,6 +23,20 @@ _LATENCY_BUCKETS = (
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 _LENGTH_BUCKETS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+_CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+_STEP_BUCKETS = tuple(float(2**e) for e in range(15))
+
+
+class _Children(dict[tuple[str, ...], Counter]):
+    """A counter's children by their label values, looked up in the library once."""
+
+    def __init__(self, counter: Counter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def __missing__(self, values: tuple[str, ...]) -> Counter:
+        child = self[values] = self._counter.labels(*values)
+        return child
 
 
 class Metrics:
@@ -78,23 +92,40 @@ class Metrics:
         self._output_length = histogram(
             "vllm:request_generation_tokens", "Output tokens of a request.", _LENGTH_BUCKETS
         )
-        self._success = Counter(
+        self._prefill_time = histogram(
+            "vllm:request_prefill_time_seconds", "Scheduled to first token, s.", _LATENCY_BUCKETS
+        )
+        self._decode_time = histogram(
+            "vllm:request_decode_time_seconds", "First to last token, s.", _LATENCY_BUCKETS
+        )
+        self._inference_time = histogram(
+            "vllm:request_inference_time_seconds", "Scheduled to last token, s.", _LATENCY_BUCKETS
+        )
+        self._max_tokens = histogram(
+            "vllm:request_params_max_tokens", "Output limit of a request.", _LENGTH_BUCKETS
+        )
+        self._n = histogram("vllm:request_params_n", "Choices of a request.", _CHOICE_BUCKETS)
+        self._step_tokens = histogram(
+            "vllm:iteration_tokens_total", "Tokens of one engine step.", _STEP_BUCKETS
+        )
+        self._cache_info: Gauge | None = None
+        self._cache: dict[str, str] = {}
+
+        def children(name: str, text: str, labels: list[str]) -> _Children:
+            return _Children(Counter(name, text, labels, registry=self.registry))
+
+        self._success = children(
             "vllm:request_success",
             "Finished requests by finish reason.",
             [*labels, "finished_reason"],
-            registry=self.registry,
         )
-        self._requests = Counter(
-            "shuntyard_requests",
-            "HTTP requests by endpoint and outcome.",
-            ["endpoint", "outcome"],
-            registry=self.registry,
+        self._requests = children(
+            "shuntyard_requests", "HTTP requests by endpoint and outcome.", ["endpoint", "outcome"]
         )
-        self._responses = Counter(
+        self._responses = children(
             "shuntyard_http_responses",
             "HTTP responses by endpoint and status.",
             ["endpoint", "status"],
-            registry=self.registry,
         )
         self._in_flight = Gauge(
             "shuntyard_requests_in_flight", "Requests being answered.", registry=self.registry
@@ -106,15 +137,20 @@ class Metrics:
             "shuntyard_engine_restarts", "Times the engine was restarted.", registry=self.registry
         )
         self._seen = EngineStats()
+        self._live: dict[int, RequestRecord] = {}
+
+    def begin(self, record: RequestRecord) -> None:
+        """A request has reached the engine. Its tokens count from now on, as they come."""
+        self._live[id(record)] = record
 
     def observe(self, record: RequestRecord, endpoint: str, now_s: float) -> None:
         """Count a request that has ended, however it ended."""
-        self._requests.labels(endpoint, record.outcome).inc()
-        self._responses.labels(endpoint, str(record.status)).inc()
+        self._requests[endpoint, record.outcome].inc()
+        self._responses[endpoint, str(record.status)].inc()
         if record.submitted_s is None:
             return
-        self._prompt_tokens.inc(record.num_prompt_tokens)
-        self._output_tokens.inc(record.num_output_tokens)
+        self._live.pop(id(record), None)
+        self._count_tokens(record)
         self._prompt_length.observe(record.num_prompt_tokens)
         self._output_length.observe(record.num_output_tokens)
         if record.queue_s is not None:
@@ -122,18 +158,61 @@ class Metrics:
         self._e2e.observe(now_s - record.arrived_s)
         if (tpot_s := record.tpot_s) is not None:
             self._tpot.observe(tpot_s)
+        self._n.observe(record.n)
+        self._max_tokens.observe(record.max_tokens)
+        if record.first_token_s is not None and record.last_token_s is not None:
+            scheduled_s = record.submitted_s + (record.queue_s or 0.0)
+            self._prefill_time.observe(max(0.0, record.first_token_s - scheduled_s))
+            self._decode_time.observe(record.last_token_s - record.first_token_s)
+            self._inference_time.observe(max(0.0, record.last_token_s - scheduled_s))
         if record.outcome not in ("completed", "aborted", "failed"):
             return
         reasons = record.finish_reasons if record.outcome == "completed" else [record.outcome]
         for reason in reasons:
             name = {"aborted": "abort", "failed": "error", "tool_calls": "stop"}.get(reason, reason)
-            self._success.labels(self._model_name, "0", name).inc()
+            self._success[self._model_name, "0", name].inc()
+
+    def _count_tokens(self, record: RequestRecord) -> None:
+        """Count what came since this was last done for the record; the prompt at first."""
+        if not record.is_prompt_counted:
+            record.is_prompt_counted = True
+            self._prompt_tokens.inc(record.num_prompt_tokens)
+        if (num_new := record.num_output_tokens - record.num_counted_tokens) > 0:
+            record.num_counted_tokens += num_new
+            self._output_tokens.inc(num_new)
+
+    def observe_step(self, num_tokens: int) -> None:
+        """An engine has made a step of so many tokens, prompts that it completed included."""
+        self._step_tokens.observe(num_tokens)
 
     def observe_first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)
 
-    def render(self, stats: EngineStats, status: EngineStatus, num_requests: int) -> bytes:
+    def _show_cache(self, cache: dict[str, str]) -> None:
+        """A gauge that is 1, with what the engine says of its cache as labels."""
+        if cache == self._cache:
+            return
+        self._cache = cache
+        if self._cache_info is not None:
+            self.registry.unregister(self._cache_info)
+        names = ["model_name", "engine", *cache]
+        text = "The KV cache's configuration."
+        self._cache_info = Gauge("vllm:cache_config_info", text, names, registry=self.registry)
+        self._cache_info.labels(self._model_name, "0", *cache.values()).set(1)
+
+    def render(
+        self,
+        stats: EngineStats,
+        status: EngineStatus,
+        num_requests: int,
+        card: EngineCard | None = None,
+    ) -> bytes:
         """The exposition text, with the engine's state of this moment."""
+        for record in self._live.values():
+            if record.first_token_s is not None:
+                self._count_tokens(record)
+        if card is not None:
+            self._show_cache(card.cache)
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)
         self._kv_usage.set(stats.kv_cache_usage)

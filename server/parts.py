@@ -61,9 +61,11 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     say("loading the tokenizer")
     tokenizer = _load_tokenizer(settings, model.path)
     last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-    pipelines = PipelineMaker(settings, args, last_lines)
+    names = settings.served_model_name or [model.name]
+    metrics = Metrics(names[0])
+    pipelines = PipelineMaker(settings, args, last_lines, on_step=metrics.observe_step)
     fleet = Fleet(pipelines.at_start(), policy=_failover_policy(settings))
-    gateway = _build_gateway(settings, model, tokenizer, fleet, say)
+    gateway = _build_gateway(settings, model, names, metrics, tokenizer, fleet, say)
     gateway.further_engines = list(pooling_engines)
     return Parts(gateway, fleet, pipelines.make, pooling_engines, pools, last_lines)
 
@@ -72,11 +74,18 @@ class PipelineMaker:
     """Makes the engines of pipelines, at start and whenever an operator wants one more.
 
     last_lines: takes what the engines' processes write.
+    on_step: hears of each engine step how many tokens it had.
     """
 
     def __init__(
-        self, settings: Settings, engine_args: dict[str, Any], last_lines: deque[str]
+        self,
+        settings: Settings,
+        engine_args: dict[str, Any],
+        last_lines: deque[str],
+        *,
+        on_step: Callable[[int], None],
     ) -> None:
+        self._on_step = on_step
         self._settings = settings
         self._engine_args = engine_args
         self._last_lines = last_lines
@@ -109,7 +118,8 @@ class PipelineMaker:
             self._last_lines.append(line)
             logger.debug("%s: %s", name, line)
 
-        return PipelineSpec(name, HostedEngine(config, on_line=on_line), weight)
+        engine = HostedEngine(config, on_line=on_line, on_step=self._on_step)
+        return PipelineSpec(name, engine, weight)
 
     def _next_id(self, kind: str) -> str:
         self._num_made += 1
@@ -164,11 +174,12 @@ def _load_tokenizer(settings: Settings, folder: Path) -> ChatTokenizer:
 def _build_gateway(
     settings: Settings,
     model: ResolvedModel,
+    names: list[str],
+    metrics: Metrics,
     tokenizer: ChatTokenizer,
     engine: Engine,
     say: Say,
 ) -> Gateway:
-    names = settings.served_model_name or [model.name]
     return Gateway(
         model=ServedModel(
             names=names,
@@ -178,7 +189,7 @@ def _build_gateway(
             chat=_chat_options(settings, tokenizer, say),
             root=model.name,
         ),
-        metrics=Metrics(names[0]),
+        metrics=metrics,
         admission=Admission(
             max_requests=settings.max_concurrent_requests, max_queue=settings.max_queue_length
         ),

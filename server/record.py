@@ -17,6 +17,8 @@ class RequestRecord:
 
     queue_s: the longest that one of its generations waited for a seat in the engine.
     num_migrations: how often its generations lost their pipeline and went on elsewhere.
+    n, max_tokens: choices per prompt, and the output limit of each.
+    num_counted_tokens, is_prompt_counted: what the token counters have of this request so far.
     outcome: completed; aborted (the client left); client_error (4xx); rejected (429, 503 before any
         work); failed (our fault, before or after the first byte).
     """
@@ -36,6 +38,10 @@ class RequestRecord:
     num_output_tokens: int = 0
     num_choices: int = 0
     num_migrations: int = 0
+    n: int = 1
+    max_tokens: int = 0
+    num_counted_tokens: int = 0
+    is_prompt_counted: bool = False
     finish_reasons: list[str] = field(default_factory=list)
     submitted_s: float | None = None
     queue_s: float | None = None

@@ -68,7 +68,7 @@ class MetricsPage:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         engine = self._gateway.model.engine
         body = self._gateway.metrics.render(
-            engine.stats, engine.status, self._gateway.admission.num_requests
+            engine.stats, engine.status, self._gateway.admission.num_requests, engine.card
         )
         header = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
         await send_bytes(send, 200, body, headers=[header])

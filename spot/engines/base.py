@@ -27,6 +27,7 @@ class EngineCard(msgspec.Struct, frozen=True, omit_defaults=True):
 
     max_model_len: prompt plus output, in tokens.
     vocab_size: number of token ids that the engine accepts (0 <= id < vocab_size).
+    cache: the KV cache's configuration, for people.
     resume: what it can do with a generation that has output already.
     """
 
@@ -38,6 +39,7 @@ class EngineCard(msgspec.Struct, frozen=True, omit_defaults=True):
     block_size: int = 0
     num_kv_blocks: int = 0
     max_logprobs: int = 20
+    cache: dict[str, str] = {}
     resume: Resume = "prompt"
 
 

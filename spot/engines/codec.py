@@ -58,10 +58,14 @@ class HandleDelta(msgspec.Struct, array_like=True):
 
 
 class Step(msgspec.Struct, tag="S", array_like=True):
-    """Every delta of one engine step. stats is present when it changed."""
+    """Every delta of one engine step. stats is present when it changed.
+
+    num_tokens: new output tokens, and what was computed of prompts that are prefilled now.
+    """
 
     deltas: list[HandleDelta]
     stats: EngineStats | None = None
+    num_tokens: int = 0
 
 
 class Refused(msgspec.Struct, tag="F", array_like=True):

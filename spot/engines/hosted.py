@@ -51,6 +51,7 @@ class HostedEngine:
 
     on_line: takes each line that the host's processes write; by default it is logged.
     describe_line: what such a line says about the start, in words, or None.
+    on_step: hears of each engine step how many tokens it had.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class HostedEngine:
         *,
         on_line: Callable[[str], None] | None = None,
         describe_line: Callable[[str], str | None] = describe,
+        on_step: Callable[[int], None] = lambda num_tokens: None,
     ) -> None:
+        self._observe_step = on_step
         self._supervisor = HostSupervisor(
             config,
             name="engine",
@@ -164,6 +167,8 @@ class HostedEngine:
     def _on_step(self, step: Step) -> None:
         if step.stats is not None:
             self._stats = step.stats
+        if step.num_tokens:
+            self._observe_step(step.num_tokens)
         for entry in step.deltas:
             self._on_delta(entry)
 

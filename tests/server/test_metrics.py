@@ -8,7 +8,7 @@ import pytest
 
 from server.metrics import Metrics
 from server.record import RequestRecord
-from spot.engines.base import EngineStats, EngineStatus
+from spot.engines.base import EngineCard, EngineStats, EngineStatus
 
 ENGINE = {"model_name": "demo", "engine": "0"}
 
@@ -76,6 +76,51 @@ def test_a_request_that_never_ran_has_no_tokens(metrics: Metrics) -> None:
 def test_one_token_has_no_time_per_token(metrics: Metrics) -> None:
     metrics.observe(generated(num_output_tokens=1), "/x", 12.0)
     assert value(metrics, "vllm:request_time_per_output_token_seconds_count", **ENGINE) == 0
+
+
+def test_the_phases_of_a_request_are_observed(metrics: Metrics) -> None:
+    metrics.observe(generated(n=2, max_tokens=40), "/x", 12.0)
+    for phase, seconds in (("prefill", 0.15), ("decode", 1.0), ("inference", 1.15)):
+        name = f"vllm:request_{phase}_time_seconds_sum"
+        assert value(metrics, name, **ENGINE) == pytest.approx(seconds)
+    assert value(metrics, "vllm:request_params_n_sum", **ENGINE) == 2
+    assert value(metrics, "vllm:request_params_max_tokens_sum", **ENGINE) == 40
+
+
+def test_tokens_are_counted_while_they_come_and_once(metrics: Metrics) -> None:
+    def counted() -> tuple[float | None, float | None]:
+        metrics.render(EngineStats(), EngineStatus("ready"), 1)
+        names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+        first, second = (value(metrics, name, **ENGINE) for name in names)
+        return first, second
+
+    running = generated(first_token_s=None, num_output_tokens=0)
+    metrics.begin(running)
+    assert counted() == (0, 0)
+    running.first_token_s, running.num_output_tokens = 10.5, 4
+    assert counted() == (7, 4)
+    running.num_output_tokens = 9
+    assert counted() == (7, 9)
+    running.num_output_tokens = 11
+    metrics.observe(running, "/x", 12.0)
+    assert counted() == (7, 11)
+
+
+def test_steps_are_observed_by_their_tokens(metrics: Metrics) -> None:
+    for num_tokens in (1, 3, 300):
+        metrics.observe_step(num_tokens)
+    assert value(metrics, "vllm:iteration_tokens_total_sum", **ENGINE) == 304
+    assert value(metrics, "vllm:iteration_tokens_total_bucket", **ENGINE, le="4.0") == 2
+
+
+def test_the_cache_is_described_as_the_engine_last_told(metrics: Metrics) -> None:
+    for num_blocks in ("8", "8", "9"):
+        cache = {"block_size": "32", "num_gpu_blocks": num_blocks}
+        card = EngineCard(64, 100, cache=cache)
+        text = metrics.render(EngineStats(), EngineStatus("ready"), 0, card).decode()
+    (line,) = (line for line in text.splitlines() if line.startswith("vllm:cache_config_info{"))
+    assert 'block_size="32"' in line
+    assert 'num_gpu_blocks="9"' in line
 
 
 def test_times_of_a_record() -> None:

@@ -79,6 +79,7 @@ class EngineCore:
             block_size=cache.block_size,
             num_kv_blocks=cache.num_gpu_blocks or 0,
             max_logprobs=model.get_vocab_size() if max_logprobs == -1 else max_logprobs,
+            cache={k: v for k, v in cache.metrics_info().items() if not k.startswith("_")},
             resume=self._resume,
         )
 

@@ -86,6 +86,9 @@ class StepMapper:
         mapped = MappedStep(Step([]))
         num_preemptions = 0
         for output in outputs.outputs:
+            mapped.step.num_tokens += len(output.new_token_ids)
+            if output.prefill_stats is not None:
+                mapped.step.num_tokens += output.prefill_stats.num_computed_tokens
             if output.events:
                 num_preemptions += _num_preemptions(output.events)
                 self._note_queue(output)

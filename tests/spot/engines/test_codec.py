@@ -101,6 +101,7 @@ to_gateway = st.one_of(
         Step,
         deltas=st.lists(st.builds(HandleDelta, handle=handles, delta=deltas), max_size=4),
         stats=st.none() | stats,
+        num_tokens=handles,
     ),
     st.builds(Refused, handle=handles, message=texts, param=st.none() | texts),
     st.builds(Failed, handle=handles, message=texts),

@@ -152,6 +152,14 @@ def test_cached_tokens_are_told_with_the_first_token() -> None:
     assert entry.delta.num_cached_tokens == 32
 
 
+def test_a_step_counts_its_output_and_what_was_computed_of_prompts() -> None:
+    source = mapper()
+    source.begin(2, PLAIN)
+    stats = PrefillStats(num_prompt_tokens=40, num_computed_tokens=8, num_cached_tokens=32)
+    assert step(source, output([5], prefill_stats=stats), output([6, 7], 2)).step.num_tokens == 11
+    assert step(source, output([8])).step.num_tokens == 1
+
+
 def test_the_wait_for_a_seat_is_told_with_the_first_token() -> None:
     events = [
         EngineCoreEvent(EngineCoreEventType.QUEUED, 10.0),
