@@ -14,6 +14,9 @@ from spot.errors import InvalidRequest
 from spot.generation import StructuredOutput
 from spot.parsed import ParsedDelta, ToolCallDelta
 
+# A small model that may call without end does, until its output is cut.
+MAX_CALLS = 64
+
 
 def new_tool_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
@@ -54,7 +57,7 @@ def named_constraint(tool: Tool) -> StructuredOutput:
 
 
 def required_constraint(tools: list[Tool], *, at_most_one: bool) -> StructuredOutput:
-    """The output is a non-empty array of calls: `[{"name": …, "parameters": {…}}, …]`."""
+    """The output is an array of 1 to 64 calls: `[{"name": …, "parameters": {…}}, …]`."""
     schemas, definitions = _hoisted(tools)
     variants = [
         {
@@ -68,9 +71,12 @@ def required_constraint(tools: list[Tool], *, at_most_one: bool) -> StructuredOu
         }
         for tool, schema in zip(tools, schemas, strict=True)
     ]
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": variants}}
-    if at_most_one:
-        schema["maxItems"] = 1
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 1 if at_most_one else MAX_CALLS,
+        "items": {"anyOf": variants},
+    }
     if definitions:
         schema["$defs"] = definitions
     return StructuredOutput(json_schema=schema)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from server.protocol.chat import FunctionDefinition, Tool
 from server.text.tool_choice import (
+    MAX_CALLS,
     NamedToolParser,
     RequiredToolParser,
     named_constraint,
@@ -147,7 +148,7 @@ def test_the_required_constraint_lists_every_tool() -> None:
     names = [variant["properties"]["name"]["enum"] for variant in constraint["items"]["anyOf"]]
     assert names == [["f"], ["g"]]
     assert constraint["minItems"] == 1
-    assert "maxItems" not in constraint
+    assert constraint["maxItems"] == MAX_CALLS
     assert constraint["$defs"] == {"X": {}}
     assert "$defs" in schema, "the request's own schema is left alone"
 
