@@ -10,6 +10,7 @@ import sys
 import types
 import typing
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
@@ -90,6 +91,7 @@ def _add_serve(commands: Any) -> None:
     serve = commands.add_parser(
         "serve",
         help="serve a model",
+        usage="shuntyard serve [MODEL] [options] [engine flags of vLLM]",
         description="Serve a model to OpenAI clients.",
         epilog=SERVE_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -107,9 +109,8 @@ def _add_serve(commands: Any) -> None:
 def _add_setting(group: Any, name: str, info: FieldInfo) -> None:
     flag = f"--{name.replace('_', '-')}"
     text = (info.description or "").replace("%", "%%")
-    if info.default not in (None, [], {}, "") and not isinstance(info.default, bool):
-        shown = " ".join(info.default) if isinstance(info.default, list) else info.default
-        text += f" (default: {shown})"
+    if info.default not in (None, [], {}, ""):
+        text += f" (default: {_shown(info.default)})"
     kind = _plain_type(info.annotation)
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text, "dest": name}
     if name == "model":
@@ -118,13 +119,39 @@ def _add_setting(group: Any, name: str, info: FieldInfo) -> None:
     elif kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
     elif typing.get_origin(kind) is list:
-        group.add_argument(flag, nargs="+", metavar="X", action="extend", **options)
+        group.add_argument(
+            flag, nargs="+", metavar=_metavar(name, kind, text), action="extend", **options
+        )
     elif typing.get_origin(kind) is dict:
         group.add_argument(flag, type=_json_object, metavar="JSON", **options)
     elif typing.get_origin(kind) is typing.Literal:
         group.add_argument(flag, metavar="|".join(typing.get_args(kind)), **options)
     else:
-        group.add_argument(flag, metavar="X", **options)
+        group.add_argument(flag, metavar=_metavar(name, kind, text), **options)
+
+
+def _shown(default: Any) -> str:
+    """A default as people write it."""
+    match default:
+        case bool():
+            return "yes" if default else "no"
+        case float():
+            return f"{default:g}"
+        case list():
+            return " ".join(default)
+    return str(default)
+
+
+def _metavar(name: str, kind: Any, text: str) -> str:
+    """What stands for a setting's value: its unit or kind, else the last word of its name."""
+    if kind is float and text.startswith("seconds"):
+        return "SECONDS"
+    if kind in (int, float):
+        return "N"
+    if kind is Path:
+        return "FILE"
+    word = name.rpartition("_")[2].upper()
+    return word.removesuffix("S") if typing.get_origin(kind) is list else word
 
 
 def _plain_type(annotation: Any) -> Any:

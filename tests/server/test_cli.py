@@ -109,6 +109,22 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"--{name.replace('_', '-')}" in text
 
 
+def test_help_says_what_a_value_is_and_what_holds_without_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "--api-key KEY [KEY ...]",
+        "--port N",
+        "--keep-alive-timeout SECONDS seconds that an idle connection stays open (default: 75)",
+        "--ssl-keyfile FILE",
+        "--no-docs serve /docs, /redoc and /openapi.json (default: yes)",
+    ):
+        assert part in text
+
+
 def test_no_command_shows_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([])
