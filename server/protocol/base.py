@@ -19,7 +19,9 @@ Body = TypeVar("Body", bound="RequestBody")
 class RequestBody(BaseModel):
     """A body whose numbers are not coerced from strings or booleans; unknown fields are ignored."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(
+        strict=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True
+    )
 
 
 # Fields of the past that changed the meaning of an answer: ignoring them would answer another

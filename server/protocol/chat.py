@@ -166,27 +166,47 @@ class ChatCompletionRequest(SamplingBody):
     """`POST /v1/chat/completions`: OpenAI's fields and vLLM's extras."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    """The conversation so far."""
     max_tokens: int | None = Field(default=None, ge=1, le=INT64_MAX)
+    """The older name of `max_completion_tokens`."""
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT64_MAX)
+    """Limit of the output, reasoning included; by default what the context leaves."""
     logprobs: bool | None = None
+    """Answer with the log probability of each output token."""
     top_logprobs: int | None = Field(default=None, ge=-1, le=MAX_TOP_LOGPROBS)
+    """So many alternatives at each position; only with `logprobs`."""
     tools: list[Tool] | None = Field(
         default=None, min_length=1, max_length=MAX_TOOLS, fail_fast=True
     )
+    """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    """none: no calls; auto: the model decides; required: at least one call; or one function."""
     parallel_tool_calls: bool | None = None
+    """false: at most one call in an answer."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
+    """How much to think, for chat templates that take it."""
     include_reasoning: bool | None = True
+    """false leaves the reasoning out of the answer."""
     service_tier: str | None = None
+    """Accepted; the answer says `default`."""
     modalities: list[Literal["text"]] | None = Field(default=None, fail_fast=True)
+    """What the answer consists of: text only."""
     audio: None = None
+    """Not supported: text only."""
 
     echo: bool | None = False
+    """Begin the answer with the last message, where that is continued."""
     add_generation_prompt: bool | None = None
+    """Let the template open the answer's turn."""
     continue_final_message: bool | None = False
+    """Go on with the last message instead of opening a new turn."""
     add_special_tokens: bool | None = False
+    """Add special tokens to what the template renders."""
     chat_template: str | None = None
+    """A template for this request; needs `--trust-request-chat-template`."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Arguments for the chat template, for instance `enable_thinking`."""
     documents: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
+    """Documents for templates that take them."""

@@ -32,8 +32,14 @@ class CompletionRequest(SamplingBody):
     """`POST /v1/completions`: OpenAI's fields and vLLM's extras."""
 
     prompt: PromptInput
+    """Text, token ids, or a list of either."""
     max_tokens: int | None = Field(default=None, ge=0, le=INT64_MAX)
+    """At most so many output tokens; 16 by default."""
     logprobs: int | None = Field(default=None, ge=-1, le=MAX_TOP_LOGPROBS)
+    """Log probabilities of each token, with so many alternatives."""
     echo: bool | None = False
+    """Begin the answer with the prompt."""
     suffix: str | None = None
+    """Not supported."""
     add_special_tokens: bool | None = True
+    """Add special tokens, such as the one that begins a text, to the prompt."""

@@ -21,8 +21,11 @@ class PoolingBody(RequestBody):
     """What all of them share. truncate_prompt_tokens: -1 cuts to the model's context."""
 
     model: str | None = None
+    """A served name; without one the model of this kind."""
     user: str | None = None
+    """Accepted without effect."""
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=INT64_MAX)
+    """Cut each input to so many tokens; -1 to what the context allows."""
 
 
 EmbeddingInput = Annotated[
@@ -42,8 +45,11 @@ class EmbeddingRequest(PoolingBody):
     """`POST /v1/embeddings`."""
 
     input: EmbeddingInput
+    """Text, token ids, or a list of either: one embedding for each."""
     encoding_format: Literal["float", "base64"] | None = None
+    """float: a list of numbers; base64: 32-bit floats, little-endian."""
     dimensions: int | None = Field(default=None, ge=1, le=INT64_MAX)
+    """Cut vectors to so many dimensions, for models that allow it."""
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
@@ -68,6 +74,7 @@ class RerankRequest(PoolingBody):
     """`POST /v1/rerank`, as Jina, Cohere and vLLM have it. top_n: 0 or null for all."""
 
     query: str
+    """What the documents are ranked by."""
     documents: (
         str
         | Annotated[
@@ -75,8 +82,11 @@ class RerankRequest(PoolingBody):
             Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True),
         ]
     )
+    """Texts, or objects with a `text`."""
     top_n: int | None = Field(default=None, ge=0, le=INT64_MAX)
+    """Answer with so many of the best; 0 or null for all."""
     return_documents: bool | None = None
+    """false leaves the documents out of the answer."""
 
     @property
     def texts(self) -> list[str]:
@@ -91,8 +101,14 @@ class ScoreRequest(PoolingBody):
     """
 
     text_1: str | Texts | None = None
+    """The first side: one text or several."""
     text_2: str | Texts | None = None
+    """The second side."""
     queries: str | Texts | None = None
+    """Another name of the first side."""
     documents: str | Texts | None = None
+    """Another name of the second side."""
     data_1: str | Texts | None = None
+    """Another name of the first side."""
     data_2: str | Texts | None = None
+    """Another name of the second side."""

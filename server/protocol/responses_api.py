@@ -196,11 +196,17 @@ class ResponseRequest(SamplingBody):
         Annotated[str, Tag("text")] | Annotated[Items, Tag("items")],
         Discriminator(lambda value: "items" if isinstance(value, list) else "text"),
     ]
+    """Text, or items: messages, calls, their outputs, reasoning, references to stored items."""
     instructions: str | None = None
+    """A system message before the input; not carried over to later responses."""
     max_output_tokens: int | None = Field(default=None, ge=1, le=INT64_MAX)
+    """Limit of the output, reasoning included; by default what the context leaves."""
     max_tool_calls: int | None = Field(default=None, ge=1, le=INT64_MAX)
+    """Accepted without effect."""
     previous_response_id: str | None = None
+    """Go on from this stored response."""
     store: bool | None = None
+    """false: do not keep the response for later requests."""
     metadata: (
         Annotated[
             dict[
@@ -211,31 +217,51 @@ class ResponseRequest(SamplingBody):
         ]
         | None
     ) = None
+    """Up to 16 texts by name; echoed."""
     include: Annotated[list[Includable], Field(fail_fast=True)] | None = None
+    """`message.output_text.logprobs` adds log probabilities; the others have no effect."""
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """So many alternatives at each position; with `include`."""
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionChoice | None = None
+    """none: no calls; auto: the model decides; required: at least one call; or one function."""
     parallel_tool_calls: bool | None = None
+    """false: at most one call in an answer."""
     text: TextConfig | None = None
+    """The form of the answer's text: plain, JSON, or a JSON schema."""
     reasoning: ReasoningConfig | None = None
+    """How much to think, for chat templates that take it."""
     truncation: Literal["auto", "disabled"] | None = None
+    """auto: drop the oldest turns of a conversation that is too long; disabled: refuse it."""
     service_tier: str | None = None
+    """Accepted; the answer says `default`."""
     safety_identifier: str | None = None
+    """Accepted without effect."""
     prompt_cache_key: str | None = None
+    """Accepted without effect."""
     background: Annotated[
         Literal[False] | None, _refused("responses in the background are not supported")
     ] = None
+    """Not supported."""
     conversation: Annotated[
         None, _refused("conversations are not supported; use previous_response_id")
     ] = None
+    """Not supported; use `previous_response_id`."""
     prompt: Annotated[None, _refused("stored prompts are not supported; use input")] = None
+    """Not supported; use `input`."""
 
     include_reasoning: bool | None = True
+    """false leaves the reasoning out of the answer."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Arguments for the chat template, for instance `enable_thinking`."""
 
     n: Literal[1] | None = None
+    """One answer per request."""
     response_format: Annotated[None, _refused("use text.format instead")] = None
+    """Not supported; use `text.format`."""
     prompt_logprobs: Annotated[None, _refused("there are no prompt_logprobs here")] = None
+    """Not supported."""
 
     @property
     def wants_logprobs(self) -> bool:

@@ -118,44 +118,82 @@ class SamplingBody(RequestBody):
     """The shared fields. None means absent: the server's default applies."""
 
     model: str | None = None
+    """A served name; without one the server's main model."""
     stream: bool | None = False
+    """Send the answer as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None
+    """Only with `stream`."""
     n: int | None = Field(default=None, ge=1, le=MAX_N)
+    """Choices to generate for each prompt."""
     seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
+    """Makes sampling repeatable; choice `i` uses `seed + i`."""
     stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] | None = None
+    """Up to four strings that end the answer, and are not part of it."""
     temperature: Finite | None = Field(default=None, ge=0, le=2)
+    """0 takes the likeliest token, 1 samples from the model's own distribution."""
     top_p: Finite | None = Field(default=None, ge=0, le=1)
+    """Sample from the likeliest tokens that together have this probability; 1 for all."""
     presence_penalty: Finite | None = Field(default=None, ge=-2, le=2)
+    """Positive values make tokens less likely that have been generated at least once."""
     frequency_penalty: Finite | None = Field(default=None, ge=-2, le=2)
+    """Positive values make tokens less likely by how often they have been generated."""
     logit_bias: dict[str, Finite] | None = None
+    """Token ids with what is added to their logits."""
     response_format: ResponseFormat | None = None
+    """Constrains the answer to JSON, to a JSON schema, or to structural tags."""
     user: str | None = None
+    """Accepted without effect."""
 
     top_k: int | None = Field(default=None, ge=-1, le=INT64_MAX)
+    """Sample from so many likeliest tokens; 0 or -1 for all."""
     min_p: Finite | None = Field(default=None, ge=0, le=1)
+    """Leave out tokens less likely than this share of the likeliest one's probability."""
     repetition_penalty: Finite | None = Field(default=None, gt=0, le=100)
+    """Above 1 makes tokens less likely that stand in the prompt or the output."""
     min_tokens: int | None = Field(default=None, ge=0, le=INT64_MAX)
+    """No end before so many output tokens."""
     ignore_eos: bool | None = False
+    """Go on after the end-of-sequence token, up to the output limit."""
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=1024, fail_fast=True)
+    """Token ids that end the answer."""
     skip_special_tokens: bool | None = True
+    """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool | None = True
+    """Put spaces between special tokens that are shown."""
     include_stop_str_in_output: bool | None = False
+    """Keep the stop string in the answer."""
     bad_words: list[str] | None = Field(default=None, max_length=1024, fail_fast=True)
+    """Words that are never generated."""
     allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1, fail_fast=True)
+    """Only these token ids may be generated."""
     prompt_logprobs: int | None = Field(default=None, ge=-1, le=INT64_MAX)
+    """Log probabilities of the prompt's tokens, with so many alternatives."""
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=INT64_MAX)
+    """Cut the prompt to so many tokens; -1 to what the context allows."""
     truncation_side: Literal["left", "right"] | None = None
+    """The side at which a prompt is cut; left by default."""
     structured_outputs: StructuredOutputs | None = None
+    """vLLM's constraints on the output: a JSON schema, expression, choice or grammar."""
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    """Requests with lower numbers are served first; 0 by default."""
     request_id: str | None = Field(default=None, max_length=256)
+    """Becomes a part of the answer's id."""
     allow_inexact_resume: bool | None = None
+    """true: when its pipeline dies, go on elsewhere even if the rest may differ from what was due."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+    """Only requests with the same salt share the prefix cache."""
     return_token_ids: bool | None = None
+    """Answer with the token ids of prompt and output as well."""
     return_tokens_as_token_ids: bool | None = None
+    """Name tokens in log probabilities as `token_id:N`."""
     stream_interval: int | None = Field(default=None, ge=1, le=INT64_MAX)
+    """Tokens to gather before a chunk is sent."""
     thinking_token_budget: int | None = Field(default=None, ge=0, le=INT64_MAX)
+    """At most so many tokens of reasoning."""
     vllm_xargs: dict[str, Any] | None = None
+    """Further arguments for extensions of vLLM."""
     kv_transfer_params: dict[str, Any] | None = None
+    """Accepted without effect."""
 
     @field_validator("logit_bias", mode="before")
     @classmethod

@@ -116,6 +116,17 @@ def test_every_schema_is_valid_json_schema(document: dict[str, Any]) -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
+def test_every_field_of_a_request_says_what_it_does() -> None:
+    silent = [
+        f"{operation.path}: {name}"
+        for operation in TABLE
+        if operation.request is not None
+        for name, info in operation.request.model_fields.items()
+        if not info.description
+    ]
+    assert silent == []
+
+
 def test_examples_fit_their_models() -> None:
     for operation in TABLE:
         if operation.request is not None:
