@@ -16,7 +16,7 @@ ENV SHUNTYARD_CACHE_DIR=/var/cache/shuntyard \
 USER 10001
 EXPOSE 8000
 HEALTHCHECK --start-period=10m --timeout=5s \
-    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('SHUNTYARD_PORT', 8000)}/health\", timeout=4)"]
 ENTRYPOINT ["shuntyard", "serve", "--host", "0.0.0.0"]
 
 FROM python:3.11-slim AS cpu
@@ -30,7 +30,10 @@ RUN apt-get update \
     && install -d -o shuntyard /var/cache/shuntyard
 WORKDIR /app
 COPY requirements/cpu.lock requirements/
-RUN pip install --no-cache-dir --no-deps --extra-index-url "$TORCH_INDEX" -r requirements/cpu.lock
+# The lock without its second part, which is for tests.
+RUN sed '/^# Only for tests/,$d' requirements/cpu.lock > /tmp/serving.lock \
+    && pip install --no-cache-dir --no-deps --extra-index-url "$TORCH_INDEX" -r /tmp/serving.lock \
+    && rm /tmp/serving.lock
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation -e .
 ENV SHUNTYARD_CACHE_DIR=/var/cache/shuntyard \
@@ -38,5 +41,5 @@ ENV SHUNTYARD_CACHE_DIR=/var/cache/shuntyard \
 USER 10001
 EXPOSE 8000
 HEALTHCHECK --start-period=2m --timeout=5s \
-    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('SHUNTYARD_PORT', 8000)}/health\", timeout=4)"]
 ENTRYPOINT ["shuntyard", "serve", "--host", "0.0.0.0"]
