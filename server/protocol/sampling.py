@@ -179,7 +179,7 @@ class SamplingBody(RequestBody):
     request_id: str | None = Field(default=None, max_length=256)
     """Becomes a part of the answer's id."""
     allow_inexact_resume: bool | None = None
-    """true: when its pipeline dies, go on elsewhere even if the rest may differ from what was due."""
+    """true: when its pipeline dies, go on elsewhere even if the rest may differ."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     """Only requests with the same salt share the prefix cache."""
     return_token_ids: bool | None = None
