@@ -84,6 +84,7 @@ class Live:
 
     output: what it has put out so far. leg: how often it was started. num_leg_tokens: since the
     last start. num_fruitless: pipelines lost in a row without a token in between.
+    avoids: these pipelines; it is tried elsewhere first.
     next_boundary: number of output tokens at which its sub-node ends.
     """
 
@@ -100,6 +101,7 @@ class Live:
     num_migrations: int = 0
     not_before_s: float = 0.0
     stranded_since_s: float | None = None
+    avoids: set[str] = field(default_factory=set)
     next_boundary: int = 1
 
     @property
@@ -245,7 +247,9 @@ class FleetState:
             step_s = (now_s - live.progress_s) / max(1, num_tokens)
             pipeline.step_s += 0.05 * (step_s - pipeline.step_s) if pipeline.step_s else step_s
         live.num_leg_tokens += num_tokens
-        live.num_fruitless = 0
+        if live.num_fruitless:
+            live.num_fruitless = 0
+            live.avoids.clear()
         live.progress_s = pipeline.progress_s = now_s
         pipeline.num_tokens += num_tokens
         pipeline.num_failures = 0
@@ -306,6 +310,8 @@ class FleetState:
         pipeline.resume = resume
         pipeline.progress_s = now_s
         pipeline.num_failures, pipeline.closed_until_s = 0, 0.0
+        for live in self.lives.values():
+            live.avoids.discard(pipeline_id)
         return self._dispatch(now_s)
 
     def lost(self, pipeline_id: str, reason: str, now_s: float) -> list[Command]:
@@ -399,6 +405,7 @@ class FleetState:
             live.num_migrations += 1
         if why == "lost":
             live.num_fruitless += 1
+            live.avoids.add(pipeline.id)
             live.not_before_s = now_s + self._backoff_s(live.num_fruitless)
         error = self._hopeless(live, message)
         if error is not None:
@@ -468,13 +475,19 @@ class FleetState:
                 break
             if live.not_before_s > now_s:
                 continue
-            candidates = [p for p in roomy if self._may_take(p, live)]
+            candidates = self._candidates(live, open_pipelines)
             if candidates:
                 self._waiting.remove(item)
                 commands.append(self._start(live, candidates, now_s))
             else:
                 commands += self._strand(item, now_s)
         return commands
+
+    def _candidates(self, live: Live, pipelines: list[Pipeline]) -> list[Pipeline]:
+        """Pipelines with room for it; one that has just lost it only if there is no other."""
+        able = [p for p in pipelines if self._may_take(p, live)]
+        others = [p for p in able if p.id not in live.avoids]
+        return [p for p in others or able if self._has_room(p)]
 
     def _is_open(self, pipeline: Pipeline, now_s: float) -> bool:
         return pipeline.state == "serving" and pipeline.closed_until_s <= now_s

@@ -38,7 +38,10 @@ from server.metrics import Metrics
 from server.sampling import SamplingDefaults
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer
+from spot.engines.base import Engine
 from spot.engines.scripted import Faults, Script, ScriptedEngine
+from spot.fleet import Fleet, PipelineSpec
+from spot.fleet_state import FailoverPolicy
 from spot.generation import Generation
 
 MODEL = "demo"
@@ -198,6 +201,7 @@ class Server:
     gateway: Gateway
     tokenizer: ChatTokenizer
     _loop: _LoopThread
+    _fleet: Fleet | None = None
     _clients: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _http: httpx.Client | None = None
 
@@ -220,6 +224,11 @@ class Server:
         transport = httpx.Client(trust_env=False, verify=False, timeout=20)
         client = OpenAI(base_url=f"{self.url}/v1", http_client=transport, **options)
         return self._clients.enter_context(client)
+
+    @property
+    def fleet(self) -> Fleet:
+        assert self._fleet is not None, "this server has no spare"
+        return self._fleet
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.http.post(path, json=body, **options)
@@ -337,8 +346,13 @@ def serving(
     further_routes: Callable[[Gateway], Sequence[BaseRoute]] | None = None,
     further_models: Sequence[tuple[str, int]] = (),
     wrap: Callable[[ASGIApp], ASGIApp] | None = None,
+    spare: bool = False,
+    policy: FailoverPolicy | None = None,
 ) -> Iterator[Server]:
     """Serve with a scripted engine.
+
+    spare: a second engine like the first takes over what the first one loses; the first is chosen
+        as long as it serves. policy: when.
 
     script: a script, the text to say, the token ids to emit, or None for the seeded model.
     send_buffer: bytes that the kernel takes for a client that does not read.
@@ -347,21 +361,31 @@ def serving(
     """
     tokenizer = tokenizer or demo_tokenizer()
     assert tokenizer.eos_token_id is not None
-    engine = ScriptedEngine(
-        vocab_size=tokenizer.vocab_size,
-        eos_token_id=tokenizer.eos_token_id,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        script=_as_script(tokenizer, script),
-        step_time_s=step_time_s,
-        tokens_per_step=tokens_per_step,
-        faults=faults,
-    )
+    vocab_size, eos_token_id = tokenizer.vocab_size, tokenizer.eos_token_id
+
+    def new_engine(faults: Faults | None) -> ScriptedEngine:
+        return ScriptedEngine(
+            vocab_size=vocab_size,
+            eos_token_id=eos_token_id,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            script=_as_script(tokenizer, script),
+            step_time_s=step_time_s,
+            tokens_per_step=tokens_per_step,
+            faults=faults,
+        )
+
+    engine = new_engine(faults)
+    served: Engine = engine
+    fleet: Fleet | None = None
+    if spare:
+        specs = [PipelineSpec("first", engine, 1e6), PipelineSpec("spare", new_engine(None))]
+        served = fleet = Fleet(specs, policy=policy)
     gateway = Gateway(
         model=ServedModel(
             names=list(names),
             tokenizer=tokenizer,
-            engine=engine,
+            engine=served,
             defaults=defaults or SamplingDefaults(),
             chat=chat or ChatOptions(),
         ),
@@ -379,9 +403,9 @@ def serving(
         further_routes=further_routes(gateway) if further_routes else (),
         further_models=further_models,
     )
-    thread = _LoopThread(wrap(app) if wrap else app, gateway, engine)
+    thread = _LoopThread(wrap(app) if wrap else app, gateway, engine, served)
     port = thread.start(send_buffer)
-    server = Server(port, engine, gateway, tokenizer, thread)
+    server = Server(port, engine, gateway, tokenizer, thread, fleet)
     try:
         yield server
     finally:
@@ -431,10 +455,13 @@ class _Uvicorn(uvicorn.Server):
 class _LoopThread:
     """Runs the engine, the keeper and uvicorn on an event loop of their own."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway, engine: ScriptedEngine) -> None:
+    def __init__(
+        self, app: ASGIApp, gateway: Gateway, engine: ScriptedEngine, served: Engine
+    ) -> None:
         self._app = app
         self._gateway = gateway
         self._engine = engine
+        self._served = served
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="server under test", daemon=True)
@@ -501,7 +528,8 @@ class _LoopThread:
             timeout_keep_alive=75,
         )
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        async with anyio.from_thread.BlockingPortal() as self._portal, self._engine:
+        async with anyio.from_thread.BlockingPortal() as self._portal, self._served:
+            await self._served.wait_ready()
             async with self._gateway.keeper:
                 self._uvicorn = _Uvicorn(config, self._started.set)
                 await self._uvicorn.serve(sockets=[self._socket])

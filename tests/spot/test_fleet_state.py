@@ -187,11 +187,10 @@ def test_the_breaker_closes_a_pipeline_that_only_fails_and_opens_again() -> None
     policy = FailoverPolicy(breaker_failures=2, breaker_s=5.0, max_fruitless=100, backoff_s=0.0)
     state = state_with(4, 4, policy=policy)
     state.set_weight("p1", 1e-9)
-    state.submit(generation("g"), 0.0)
-    live = state.lives["g"]
-    while live.pipeline_id == "p0":
-        state.leg_lost(live, "lost", "broken", 1.0)
-    state.finished(live, 1.0)
+    for name in ("f", "g"):
+        assert starts(state.submit(generation(name), 1.0)) == [(name, "p0")]
+        moved = state.leg_lost(state.lives[name], "lost", "broken", 1.0)
+        assert starts(moved) == [(name, "p1")]
     assert starts(state.submit(generation("h"), 2.0)) == [("h", "p1")]
     assert starts(state.submit(generation("i"), 7.0)) == [("i", "p0")]
 
