@@ -37,7 +37,7 @@ def main() -> int:
         vocab_size=tokenizer.vocab_size,
         eos_token_id=tokenizer.eos_token_id,
         script=lambda generation: [28] * 200,
-        step_time_s=0.02,
+        step_time_s=0.05,
     )
     fleet = Fleet([PipelineSpec("local-1", engine)])
     gateway = Gateway(
