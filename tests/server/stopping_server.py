@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from functools import partial
-from typing import Any
 
 import anyio
 
@@ -21,7 +20,12 @@ from server.pools import Pools
 from server.settings import Settings
 from server.sse import StreamKeeper
 from spot.engines.scripted import ScriptedEngine
+from spot.fleet import Fleet, PipelineSpec
 from tests.harness import demo_tokenizer
+
+
+async def no_more(wanted: object) -> PipelineSpec:
+    raise NotImplementedError
 
 
 def main() -> int:
@@ -29,14 +33,15 @@ def main() -> int:
     configure_logging(form="json", level="info")
     tokenizer = demo_tokenizer()
     assert tokenizer.eos_token_id is not None
-    engine: Any = ScriptedEngine(
+    engine = ScriptedEngine(
         vocab_size=tokenizer.vocab_size,
         eos_token_id=tokenizer.eos_token_id,
         script=lambda generation: [28] * 200,
-        step_time_s=0.02,
+        step_time_s=0.05,
     )
+    fleet = Fleet([PipelineSpec("local-1", engine)])
     gateway = Gateway(
-        model=ServedModel(["demo"], tokenizer, engine),
+        model=ServedModel(["demo"], tokenizer, fleet),
         metrics=Metrics("demo"),
         admission=Admission(max_requests=100, max_queue=100),
         keeper=StreamKeeper(keep_alive_s=0, stalled_reader_s=60),
@@ -44,7 +49,7 @@ def main() -> int:
     )
     listener = serve._bind(settings)
     print(listener.getsockname()[1], flush=True)
-    parts = Parts(gateway, engine, [], Pools(), deque())
+    parts = Parts(gateway, fleet, no_more, [], Pools(), deque())
     return anyio.run(
         partial(serve._run, settings, parts, listener), backend_options={"use_uvloop": True}
     )

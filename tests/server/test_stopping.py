@@ -30,7 +30,7 @@ def server(*, shutdown_timeout_s: float) -> Iterator[tuple[subprocess.Popen[str]
             assert process.stdout is not None
             url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
             with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
-                until(lambda: is_ready(client) or process.poll() is not None, within_s=30)
+                until(lambda: is_ready(client) or process.poll() is not None, within_s=90)
                 yield process, client
         finally:
             process.kill()
@@ -54,7 +54,7 @@ def test_what_runs_finishes_while_what_comes_new_is_told_to_come_back_later() ->
             next(lines)
             process.send_signal(signal.SIGTERM)
             with httpx.Client(base_url=client.base_url, trust_env=False) as newcomer:
-                until(lambda: is_stopping(newcomer))
+                until(lambda: is_stopping(newcomer), within_s=10)
                 refused = newcomer.post(PATH, json=CHAT)
             rest = list(lines)
         assert refused.status_code == 503
@@ -72,7 +72,7 @@ def test_what_runs_too_long_ends_with_an_error(is_hurried: bool) -> None:
             lines = running.iter_lines()
             next(lines)
             process.send_signal(signal.SIGINT)
-            until(lambda: is_stopping(client))
+            until(lambda: is_stopping(client), within_s=10)
             if is_hurried:
                 process.send_signal(signal.SIGINT)
             rest = list(lines)
