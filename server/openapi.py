@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.routing import BaseRoute, Route
 
+from server.protocol.admin import DrainOrder, NewPipeline, PipelineCard, PipelineChanges
 from server.protocol.base import RequestBody
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
@@ -50,16 +51,20 @@ from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 JsonObject = dict[str, Any]
 Models = Mapping[Any, JsonObject]
 
-OPENAI, RANKING, TOKENS, OPERATIONS = "OpenAI", "Ranking", "Tokens", "Operations"
+OPENAI, RANKING, TOKENS = "OpenAI", "Ranking", "Tokens"
+OPERATIONS, ADMIN = "Operations", "Admin"
 JSON, SSE = "application/json", "text/event-stream"
 METRICS_TEXT = "text/plain; version=0.0.4"
 
 _ANY = (405, 500)
 _BODY = (400, 404, 408, 413, 415, 429, 503, *_ANY)
+_ADMIN = (401, 403, *_ANY)
+_ADMIN_BODY = (400, 408, 413, 415, *_ADMIN)
 
 _ERRORS = {
     400: "The request cannot be served as it stands; `param` names the field.",
     401: "No key, or one that is not known.",
+    403: "Not from here: without an admin key the admin API is for its own machine.",
     404: "There is no such model or response.",
     405: "The path exists, for other methods.",
     408: "The body did not arrive in time.",
@@ -80,6 +85,8 @@ class Operation:
     typed_events: whether events are named, and the last says how it ended, instead of `[DONE]`.
     query: parameters in the query string.
     errors: statuses besides success that can occur; 401 is added where keys are asked for.
+    may_be_empty: whether the request may have no body.
+    many: whether success is a list of `answer`.
     """
 
     method: str
@@ -94,6 +101,9 @@ class Operation:
     query: tuple[JsonObject, ...] = ()
     example: JsonObject | None = None
     errors: tuple[int, ...] = _ANY
+    success: int = 200
+    may_be_empty: bool = False
+    many: bool = False
 
 
 _RERANK_EXAMPLE = {"query": "A pet", "documents": ["A car", "A cat"]}
@@ -294,6 +304,82 @@ TABLE = (
     Operation("GET", "/metrics", "metrics", OPERATIONS, "Prometheus metrics", answer=METRICS_TEXT),
 )
 
+ADMIN_TABLE = (
+    Operation(
+        "GET",
+        "/admin/pipelines",
+        "listPipelines",
+        ADMIN,
+        "The pipelines, with state, weight and load",
+        answer=PipelineCard,
+        many=True,
+        errors=_ADMIN,
+    ),
+    Operation(
+        "POST",
+        "/admin/pipelines",
+        "addPipeline",
+        ADMIN,
+        "Start one more pipeline",
+        answer=PipelineCard,
+        request=NewPipeline,
+        example={"upstream": "http://a:8000", "weight": 3},
+        errors=_ADMIN_BODY,
+        success=201,
+    ),
+    Operation(
+        "GET",
+        "/admin/pipelines/{pipeline_id}",
+        "getPipeline",
+        ADMIN,
+        "One pipeline",
+        answer=PipelineCard,
+        errors=(404, *_ADMIN),
+    ),
+    Operation(
+        "PATCH",
+        "/admin/pipelines/{pipeline_id}",
+        "changePipeline",
+        ADMIN,
+        "Change a pipeline's weight",
+        answer=PipelineCard,
+        request=PipelineChanges,
+        example={"weight": 2},
+        errors=(404, *_ADMIN_BODY),
+    ),
+    Operation(
+        "DELETE",
+        "/admin/pipelines/{pipeline_id}",
+        "removePipeline",
+        ADMIN,
+        "Stop a pipeline now; what runs on it goes on elsewhere",
+        answer=PipelineCard,
+        errors=(404, *_ADMIN),
+    ),
+    Operation(
+        "POST",
+        "/admin/pipelines/{pipeline_id}/drain",
+        "drainPipeline",
+        ADMIN,
+        "Take no more work on a pipeline; what runs finishes, or moves in time",
+        answer=PipelineCard,
+        request=DrainOrder,
+        example={"deadline_s": 120},
+        errors=(404, *_ADMIN_BODY),
+        success=202,
+        may_be_empty=True,
+    ),
+    Operation(
+        "GET",
+        "/admin/events",
+        "watchPipelines",
+        ADMIN,
+        "What happens to pipelines, as server-sent events with ids; `Last-Event-ID` is known",
+        answer=SSE,
+        errors=_ADMIN,
+    ),
+)
+
 
 def openapi_of(
     app: FastAPI, *, keyed: bool, open_paths: Collection[str]
@@ -305,7 +391,8 @@ def openapi_of(
 
     @cache
     def openapi() -> JsonObject:
-        operations = [item for item in TABLE if (item.method, item.path) in _routed(app.routes)]
+        routed = _routed(app.routes)
+        operations = [i for i in (*TABLE, *ADMIN_TABLE) if (i.method, i.path) in routed]
         document = describe(operations, open_paths=open_paths if keyed else None)
         info = {"title": app.title, "summary": app.summary, "version": app.version}
         return {"openapi": "3.1.0", "info": info, **document}
@@ -335,7 +422,8 @@ def describe(operations: Iterable[Operation], *, open_paths: Collection[str] | N
     )
     paths: JsonObject = {}
     for operation in operations:
-        guarded = open_paths is not None and operation.path not in open_paths
+        is_open = operation.tag == ADMIN or operation.path in (open_paths or ())
+        guarded = open_paths is not None and not is_open
         methods = paths.setdefault(operation.path, {})
         methods[operation.method.lower()] = _operation(operation, models, guarded=guarded)
     statuses = {status for operation in operations for status in operation.errors}
@@ -343,7 +431,7 @@ def describe(operations: Iterable[Operation], *, open_paths: Collection[str] | N
         "paths": paths,
         "components": {
             "schemas": definitions["$defs"],
-            "responses": {_error_name(s): _error(s, models) for s in sorted(statuses | {401})},
+            "responses": {_error_name(s): _error(s, models) for s in sorted(statuses | {401, 403})},
             "headers": _HEADERS,
             "securitySchemes": _SECURITY,
         },
@@ -379,10 +467,11 @@ def _operation(operation: Operation, models: Models, *, guarded: bool) -> JsonOb
         content: JsonObject = {"schema": models[operation.request, "validation"]}
         if operation.example is not None:
             content["example"] = operation.example
-        result["requestBody"] = {"required": True, "content": {JSON: content}}
+        required = not operation.may_be_empty
+        result["requestBody"] = {"required": required, "content": {JSON: content}}
     errors = sorted({*operation.errors, 401} if guarded else operation.errors)
     result["responses"] = {
-        "200": _success(operation, models),
+        str(operation.success): _success(operation, models),
         **{str(status): _ref("responses", _error_name(status)) for status in errors},
     }
     if guarded:
@@ -395,7 +484,8 @@ def _success(operation: Operation, models: Models) -> JsonObject:
     if isinstance(operation.answer, str):
         content[operation.answer] = {"schema": {"type": "string"}}
     elif operation.answer is not None:
-        content[JSON] = {"schema": models[operation.answer, "serialization"]}
+        schema = models[operation.answer, "serialization"]
+        content[JSON] = {"schema": {"type": "array", "items": schema} if operation.many else schema}
     if operation.event is not None:
         event = models[operation.event, "serialization"]
         content[SSE] = _typed_events(event) if operation.typed_events else _events(event, models)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from server.endpoints.admin import NewPipeline, PipelineFactory
+from server.endpoints.admin import PipelineFactory
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
 from server.metrics import Metrics
 from server.model_source import ResolvedModel, resolve_model
 from server.pools import PooledModel, Pools, resolve_pooling_model
+from server.protocol.admin import NewPipeline
 from server.sampling import SamplingDefaults
 from server.settings import Settings, SettingsError
 from server.sse import StreamKeeper

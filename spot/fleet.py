@@ -488,8 +488,6 @@ class Fleet:
             if pipeline.state in ("serving", "draining") and (restarted or not is_ready):
                 detail = status.detail or status.state
                 self._say("down", pipeline_id, detail)
-                for live in pipeline.legs.values():  # an engine that only stalled may come back
-                    member.spec.engine.abort(live.generation.id)
                 self._carry_out(self.state.lost(pipeline_id, detail, self._now_s()))
             member.num_restarts = status.num_restarts
             if pipeline.state == "starting" and is_ready:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import re
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal
 
 import anyio
 import orjson
-from pydantic import ConfigDict, Field
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +16,8 @@ from server.app import KnownRoute, get, post
 from server.asgi import header, read_json, send_json, until_disconnect
 from server.errors import BadBody, Forbidden, RouteNotFound, Unauthorized
 from server.gateway import unix_s
-from server.protocol.base import RequestBody, parse_body
+from server.protocol.admin import DrainOrder, NewPipeline, PipelineChanges
+from server.protocol.base import parse_body
 from server.sse import KEEP_ALIVE, SSE_HEADERS
 from spot.errors import InvalidRequest
 from spot.fleet import Fleet, PipelineSpec
@@ -27,35 +25,9 @@ from spot.fleet_events import FleetEvent
 
 _MAX_BODY_BYTES = 64 * 1024
 _KEEP_ALIVE_S = 15.0
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 
 # Makes the engine of a pipeline to add; raises InvalidRequest or a ShuntyardError if it cannot.
 PipelineFactory = Callable[["NewPipeline"], Awaitable[PipelineSpec]]
-
-
-class _AdminBody(RequestBody):
-    model_config = ConfigDict(extra="forbid")
-
-
-class NewPipeline(_AdminBody):
-    """Body of `POST /admin/pipelines`: one more local engine, or the server at a URL."""
-
-    id: str | None = None
-    upstream: str | None = None
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)] = 1.0
-
-
-class DrainOrder(_AdminBody):
-    """Body of `POST /admin/pipelines/{id}/drain`. deadline_s: from now; null waits for ever."""
-
-    deadline_s: Annotated[float | None, Field(ge=0, allow_inf_nan=False, strict=False)] = 120.0
-    cause: Literal["drained", "notice"] = "drained"
-
-
-class Changes(_AdminBody):
-    """Body of `PATCH /admin/pipelines/{id}`."""
-
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
 
 
 class AdminGate:
@@ -83,13 +55,22 @@ class AdminGate:
 
     def _check_local(self, scope: Scope) -> None:
         client = scope.get("client")
-        local = client is None or ipaddress.ip_address(client[0]).is_loopback
+        local = client is None or _is_loopback(client[0])
         foreign = (b"origin", b"forwarded", b"x-forwarded-for", b"x-real-ip")
         if not local or any(header(scope, name) is not None for name in foreign):
             raise Forbidden(
                 "Without an admin key the admin API is for this machine only; start the server "
                 "with --admin-key (SHUNTYARD_ADMIN_KEY) to use it from elsewhere."
             )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # what a proxy claims
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
 
 
 class PipelineList:
@@ -106,10 +87,6 @@ class PipelineList:
             await send_json(send, self._fleet.describe())
             return
         body = parse_body(NewPipeline, await _json(scope, receive))
-        if body.id is not None and not _ID.fullmatch(body.id):
-            raise InvalidRequest(
-                "id must be up to 64 letters, digits or any of . _ : -", param="id"
-            )
         if body.id in self._fleet.state.pipelines:
             raise InvalidRequest(f"There is a pipeline {body.id} already.", param="id")
         spec = await self._new_pipeline(body)
@@ -128,7 +105,7 @@ class OnePipeline:
         self._gate.check(scope)
         pipeline_id = _known_id(self._fleet, scope)
         if scope["method"] == "PATCH":
-            changes = parse_body(Changes, await _json(scope, receive))
+            changes = parse_body(PipelineChanges, await _json(scope, receive))
             self._fleet.set_weight(pipeline_id, changes.weight)
         described = _described(self._fleet, pipeline_id)
         if scope["method"] == "DELETE":

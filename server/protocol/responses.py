@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 ErrorType = Literal[
     "invalid_request_error",
     "authentication_error",
+    "permission_error",
     "not_found_error",
     "rate_limit_error",
     "server_error",
@@ -162,6 +163,15 @@ class ChatChunkChoice(ResponseBody):
     token_ids: list[int] | None = None
 
 
+class Extension(ResponseBody):
+    """What OpenAI's fields have no place for; beside the usage.
+
+    migrations: how often the generations of this answer lost their pipeline and went on elsewhere.
+    """
+
+    migrations: int = Field(ge=0)
+
+
 class ChatCompletionChunk(ResponseBody):
     """One event of a streamed chat completion. The one with the usage has no choices."""
 
@@ -171,6 +181,7 @@ class ChatCompletionChunk(ResponseBody):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    shuntyard: Extension | None = None
     system_fingerprint: str | None = None
     service_tier: str | None = None
     prompt_token_ids: list[int] | None = None
@@ -227,6 +238,7 @@ class CompletionChunk(ResponseBody):
     model: str
     choices: list[CompletionChunkChoice]
     usage: Usage | None = None
+    shuntyard: Extension | None = None
     system_fingerprint: str | None = None
 
 

@@ -23,6 +23,7 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
     http.BadBody: (400, INVALID, "invalid_json"),
     http.BadHttp: (400, INVALID, "invalid_http"),
     http.Unauthorized: (401, "authentication_error", "invalid_api_key"),
+    http.Forbidden: (403, "permission_error", "forbidden"),
     http.ModelNotFound: (404, "not_found_error", "model_not_found"),
     http.ResponseNotFound: (404, "not_found_error", "response_not_found"),
     http.RouteNotFound: (404, "not_found_error", "route_not_found"),
