@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from server.endpoints.admin import PipelineFactory
+from server.fleet_metrics import FleetMetrics
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
 from server.metrics import Metrics
 from server.model_source import ResolvedModel, resolve_model
@@ -68,6 +69,7 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     fleet = Fleet(pipelines.at_start(), policy=_failover_policy(settings))
     gateway = _build_gateway(settings, model, names, metrics, tokenizer, fleet, say)
     gateway.further_engines = list(pooling_engines)
+    gateway.metrics.registry.register(FleetMetrics(fleet))
     return Parts(gateway, fleet, pipelines.make, pooling_engines, pools, last_lines)
 
 

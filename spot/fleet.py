@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from spot.engines.base import (
@@ -40,16 +41,16 @@ from spot.fleet_state import (
     FleetState,
     Kill,
     Live,
+    Pipeline,
     Retire,
     Start,
     Stop,
 )
-from spot.generation import Generation, TokenDelta
+from spot.generation import Generation, SamplingParams, TokenDelta
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
-_CANARY_PERIOD_S = 30.0
 
 
 @dataclass(slots=True)
@@ -105,6 +106,23 @@ class _LegSink:
             self._fleet.on_leg_error(self._live, error)
 
 
+class _Canary:
+    """Hears whether a pipeline is alive."""
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self.is_alive = False
+
+    def on_delta(self, delta: TokenDelta) -> None:
+        self.is_alive = True
+        self.ended.set()
+
+    def on_error(self, error: ShuntyardError) -> None:
+        # Whatever the pipeline has against this one, it answers.
+        self.is_alive = isinstance(error, InvalidRequest | Overloaded)
+        self.ended.set()
+
+
 class Fleet:
     """Several engines of the same model, as a `spot.engines.base.Engine`.
 
@@ -133,6 +151,7 @@ class Fleet:
         self._idle = anyio.Event()
         self._group: TaskGroup | None = None
         self._stack = AsyncExitStack()
+        self._num_canaries = 0
         self.num_migrations = 0
         self.num_preemptions = 0
         self.num_lost = 0
@@ -155,6 +174,7 @@ class Fleet:
             best.detail,
             [pid for status in statuses for pid in status.pids],
             sum(status.num_restarts for status in statuses),
+            all(status.is_misconfigured for status in statuses),
         )
 
     @property
@@ -230,6 +250,7 @@ class Fleet:
         for spec in self._specs:
             await self.add(spec)
         self._group.start_soon(self._tick)
+        self._group.start_soon(self._send_canaries)
         return self
 
     async def __aexit__(
@@ -478,6 +499,42 @@ class Fleet:
             self._carry_out(self.state.tick(self._now_s()))
             await anyio.sleep(_TICK_S)
 
+    async def _send_canaries(self) -> None:
+        """Let idle pipelines make a token now and then: one that hangs should not wait for users.
+
+        An idle pipeline owes nothing, so silence says nothing of it.
+        """
+        period_s = self.state.policy.canary_period_s
+        while True:
+            await anyio.sleep(period_s / 2)
+            async with anyio.create_task_group() as tasks:
+                for pipeline in self.state.pipelines.values():
+                    idle_s = self._now_s() - pipeline.progress_s
+                    if pipeline.state == "serving" and not pipeline.legs and idle_s >= period_s / 2:
+                        tasks.start_soon(self._send_canary, pipeline)
+
+    async def _send_canary(self, pipeline: Pipeline) -> None:
+        engine = self._members[pipeline.id].spec.engine
+        self._num_canaries += 1
+        generation = Generation(
+            f"canary-{self._num_canaries}", [1], SamplingParams(max_tokens=1, temperature=0.0)
+        )
+        canary = _Canary()
+        limit_s = self.state.stall_limit_s(pipeline)
+        with anyio.move_on_after(limit_s):
+            try:
+                engine.submit(generation, canary)
+            except EngineUnavailable:
+                return
+            await canary.ended.wait()
+        engine.abort(generation.id)
+        if canary.is_alive:
+            pipeline.progress_s = self._now_s()
+        elif pipeline.state == "serving" and not pipeline.legs:
+            reason = f"an idle pipeline did not make a token within {limit_s:.1f} s"
+            self._carry_out([Kill(pipeline.id, reason)])
+            self._carry_out(self.state.lost(pipeline.id, reason, self._now_s()))
+
     def _look_at_engines(self) -> None:
         """Notice engines that became ready, or no longer are."""
         for pipeline_id, member in list(self._members.items()):
@@ -513,12 +570,10 @@ class Fleet:
         if not cards:
             return
         resumes: list[Resume] = ["prompt", "unseeded", "exact"]
-        first = cards[0]
-        self._card = EngineCard(
+        self._card = msgspec.structs.replace(
+            cards[0],
             max_model_len=min(card.max_model_len for card in cards),
             vocab_size=min(card.vocab_size for card in cards),
-            dtype=first.dtype,
-            engine=first.engine,
             max_num_seqs=sum(card.max_num_seqs for card in cards),
             block_size=max(card.block_size for card in cards),
             num_kv_blocks=sum(card.num_kv_blocks for card in cards),

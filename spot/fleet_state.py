@@ -58,6 +58,7 @@ class FailoverPolicy:
     lookahead: generations given to a pipeline beyond its seats, as a share of these, so that a
         seat that comes free is taken in the next step.
     breaker_failures, breaker_s: failures in a row that close a pipeline, and for how long.
+    canary_period_s: an idle pipeline is asked for a token about this often.
     drain_margin_s: before the deadline of a draining pipeline, when what still runs is moved.
     """
 
@@ -76,6 +77,7 @@ class FailoverPolicy:
     breaker_failures: int = 3
     breaker_s: float = 5.0
     drain_margin_s: float = 5.0
+    canary_period_s: float = 30.0
 
 
 @dataclass(slots=True, eq=False)

@@ -94,29 +94,42 @@ def test_health_answers_at_once_under_load(live: LiveServer) -> None:
 
 
 @pytest.mark.ends_live
-def test_a_killed_engine_ends_streams_with_an_error_and_comes_back(live: LiveServer) -> None:
+def test_a_stream_outlives_its_killed_engine(live: LiveServer) -> None:
     cores = [pid for pid, name in live.processes.items() if "EngineCore" in name]
     if not cores:
         pytest.skip("the server was not started here")
+    max_tokens = 150
     stream = live.openai().chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Count."}],
         stream=True,
-        max_tokens=1500,
+        stream_options={"include_usage": True},
+        max_tokens=max_tokens,
+        logprobs=True,
         extra_body={"ignore_eos": True},
+        timeout=RESTART_TIMEOUT_S,
     )
-    for number, _ in enumerate(stream):
-        if number == 5:
+    chunks = []
+    for chunk in stream:
+        chunks.append(chunk)
+        if len(chunks) == 5:
             break
     os.kill(cores[0], signal.SIGKILL)
-    with pytest.raises(openai.APIError, match="engine"):
-        list(stream)
     until(lambda: live.http.get("/health").status_code == 503, within_s=5)
     with pytest.raises(openai.InternalServerError) as caught:
         live.openai().chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "Hi"}]
         )
     assert caught.value.status_code == 503
+    chunks += list(stream)
+    last = chunks[-1]
+    assert last.usage is not None
+    assert last.usage.completion_tokens == max_tokens
+    assert last.model_extra == {"shuntyard": {"migrations": 1}}
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert [c.finish_reason for c in choices if c.finish_reason] == ["length"]
+    logprobs = [entry for c in choices if c.logprobs for entry in c.logprobs.content or []]
+    assert len(logprobs) == max_tokens
     until(lambda: live.http.get("/health").status_code == 200, within_s=RESTART_TIMEOUT_S)
     body = {"prompt": "One two three", "max_tokens": 2}
     assert live.http.post("/v1/completions", json=body).status_code == 200

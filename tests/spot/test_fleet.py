@@ -151,6 +151,17 @@ async def test_a_refusal_is_the_clients_and_moves_nothing() -> None:
         assert fleet.describe()[0]["state"] == "serving"
 
 
+async def test_an_idle_pipeline_that_hangs_is_found_before_a_user_does() -> None:
+    hanging, other = engine(faults=Faults(stall_at_token=0)), engine()
+    policy = FailoverPolicy(canary_period_s=0.1, stall_base_s=0.1, slowest_prefill_tokens_per_s=1e6)
+    async with fleet_of(hanging, other, policy=policy) as fleet:
+        await _until(lambda: hanging.status.state == "dead")
+        await anyio.sleep(0.3)
+        assert [item["state"] for item in fleet.describe()] == ["starting", "serving"]
+        assert fleet.num_live == 0
+        assert not other.aborted
+
+
 async def test_draining_lets_finish_and_admits_nothing() -> None:
     first, second = engine(step_time_s=0.01), engine(step_time_s=0.01)
     async with fleet_of(first, second) as fleet:
