@@ -510,8 +510,13 @@ class Fleet:
             async with anyio.create_task_group() as tasks:
                 for pipeline in self.state.pipelines.values():
                     idle_s = self._now_s() - pipeline.progress_s
-                    if pipeline.state == "serving" and not pipeline.legs and idle_s >= period_s / 2:
+                    is_idle = pipeline.state == "serving" and not pipeline.legs
+                    if is_idle and idle_s >= period_s / 2 and not self._works_for_others(pipeline):
                         tasks.start_soon(self._send_canary, pipeline)
+
+    def _works_for_others(self, pipeline: Pipeline) -> bool:
+        """Whether an engine is busy with what is not ours: its queue may be long."""
+        return self._members[pipeline.id].spec.engine.stats.running > 0
 
     async def _send_canary(self, pipeline: Pipeline) -> None:
         engine = self._members[pipeline.id].spec.engine
