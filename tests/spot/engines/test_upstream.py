@@ -92,7 +92,7 @@ async def test_the_configs_vocabulary_counts() -> None:
 
 
 async def test_other_names_and_adapters_are_not_other_models() -> None:
-    models = [
+    models: list[dict[str, Any]] = [
         {"id": "a", "root": "r", "max_model_len": 64},
         {"id": "b", "root": "r", "max_model_len": 64},
         {"id": "lora", "root": "x", "parent": "a"},
@@ -102,7 +102,9 @@ async def test_other_names_and_adapters_are_not_other_models() -> None:
 
 
 async def test_the_named_model_is_asked_for() -> None:
-    models = [{"id": name, "root": name, "max_model_len": 64} for name in "ab"]
+    models: list[dict[str, Any]] = [
+        {"id": name, "root": name, "max_model_len": 64} for name in "ab"
+    ]
     fake = FakeUpstream(models=models)
     async with engine(fake, model="b") as running:
         await run(running)
