@@ -5,7 +5,8 @@ exact. The server is not ours: it is neither started nor stopped, only watched.
 
 - An abort closes the generation's connection, which makes the server forget it.
 - A generation that has output already is continued by sending the output as prompt. That is exact
-  only for those that `spot.resume.can_resume(generation, "prompt")` names; others are not taken.
+  only for those that `spot.resume.continues_exactly(sampling, "prompt")` names; others are taken
+  only if they allow it.
 - `EngineUnavailable` in `on_error` means that the server took no work (busy, not reachable, this
   gateway's key is refused) and generated nothing: another engine may serve the same generation.
 """
@@ -28,7 +29,12 @@ from spot.engines.upstream_http import NoAnswer, exchange, get, open_session
 from spot.engines.upstream_metrics import parse_load
 from spot.engines.upstream_probe import Unsuitable, Upstream, probe
 from spot.engines.upstream_protocol import build_request, choose_endpoint
-from spot.errors import EngineFailed, EngineUnavailable, ShuntyardError
+from spot.errors import (
+    EngineFailed,
+    EngineMisconfigured,
+    EngineUnavailable,
+    ShuntyardError,
+)
 from spot.generation import Generation, TokenDelta
 from spot.resume import as_prompt, can_resume
 
@@ -51,7 +57,7 @@ class _Live:
 
 
 class UpstreamEngine:
-    """One upstream server as a `spot.engines.base.Engine`.
+    """One upstream server as a `spot.engines.base.PipelineEngine`.
 
     `stats.running` counts this gateway's generations, wherever they wait; the rest of the stats is
     the upstream's own, of all its clients, if it tells.
@@ -62,6 +68,7 @@ class UpstreamEngine:
         self._state: EngineState = "stopped"
         self._detail = ""
         self._is_draining = False
+        self._is_misconfigured = False
         self._upstream: Upstream | None = None
         self._load = EngineStats()
         self._live: dict[str, _Live] = {}
@@ -77,7 +84,7 @@ class UpstreamEngine:
     def status(self) -> EngineStatus:
         if self._is_draining and self._state == "ready":
             return EngineStatus("draining", self._detail)
-        return EngineStatus(self._state, self._detail)
+        return EngineStatus(self._state, self._detail, is_misconfigured=self._is_misconfigured)
 
     @property
     def card(self) -> EngineCard | None:
@@ -107,15 +114,20 @@ class UpstreamEngine:
         if live is not None:
             self._forget(live)
 
+    def kill(self, reason: str) -> None:
+        """Fail what runs and take no work until the upstream has generated a token again."""
+        self._die(reason)
+        self._check_soon.set()
+
     async def wait_ready(self) -> EngineCard:
         """Wait for the first readiness, as long as it takes.
 
-        Raises EngineFailed if the upstream answers but cannot serve as an engine.
+        Raises EngineMisconfigured if the upstream answers but cannot serve as an engine.
         """
         await self._decided.wait()
         card = self.card
         if card is None:
-            raise EngineFailed(self._detail)
+            raise EngineMisconfigured(self._detail)
         return card
 
     async def drain(self) -> None:
@@ -249,6 +261,7 @@ class UpstreamEngine:
     def _become_ready(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._state, self._detail = "ready", upstream.guarantees
+        self._is_misconfigured = False
         self._decided.set()
         logger.info("upstream %s is ready: %s", self._config.base_url, upstream.guarantees)
 
@@ -256,6 +269,7 @@ class UpstreamEngine:
         if (self._state, self._detail) != ("dead", problem):
             logger.error("upstream %s cannot be used: %s", self._config.base_url, problem)
         self._state, self._detail = "dead", problem
+        self._is_misconfigured = True
         self._num_failed_checks = 0
         self._decided.set()
 
@@ -264,10 +278,14 @@ class UpstreamEngine:
         if self._state != "ready":
             self._detail = f"waiting for the upstream: {problem}"
         elif self._num_failed_checks >= self._config.max_health_failures:
-            logger.error("upstream %s is dead: %s", self._config.base_url, problem)
-            self._state, self._detail = "dead", problem
+            self._die(problem)
+
+    def _die(self, reason: str) -> None:
+        if self._state == "ready":
+            logger.error("upstream %s is dead: %s", self._config.base_url, reason)
+            self._state, self._detail = "dead", reason
             self._load = EngineStats()
-            self._fail_all(f"the upstream died: {problem}")
+            self._fail_all(f"the upstream died: {reason}")
 
     async def _watch_load(self, session: aiohttp.ClientSession) -> None:
         """Read the upstream's metrics from time to time, if it has any."""

@@ -12,7 +12,13 @@ import pytest
 
 from spot.engines.base import EngineStats
 from spot.engines.upstream import UpstreamConfig, UpstreamEngine
-from spot.errors import EngineFailed, EngineUnavailable, InvalidRequest, ShuntyardError
+from spot.errors import (
+    EngineFailed,
+    EngineMisconfigured,
+    EngineUnavailable,
+    InvalidRequest,
+    ShuntyardError,
+)
 from spot.generation import Generation, SamplingParams, StructuredOutput, TokenDelta, TokenLogprobs
 from tests.sink import Sink
 from tests.spot.engines.fake_upstream import (
@@ -130,15 +136,17 @@ async def test_an_unsuitable_upstream_says_why_and_may_still_change(
     fake: FakeUpstream, options: dict[str, Any], message: str
 ) -> None:
     async with serving(fake), UpstreamEngine(config(fake.url, **options)) as running:
-        with anyio.fail_after(5), pytest.raises(EngineFailed, match=message):
+        with anyio.fail_after(5), pytest.raises(EngineMisconfigured, match=message):
             await running.wait_ready()
         assert running.status.state == "dead"
+        assert running.status.is_misconfigured
         assert running.card is None
         with pytest.raises(EngineUnavailable, match="dead"):
             running.submit(generation(), Sink())
         fake.models = [{"id": options.get("model", MODEL), "max_model_len": 64}]
         fake.sends_token_ids, fake.api_key = True, options.get("api_key")
         await until(lambda: running.status.state == "ready")
+        assert not running.status.is_misconfigured
 
 
 async def test_an_upstream_that_is_not_there_yet_is_waited_for() -> None:
@@ -464,6 +472,34 @@ async def test_an_upstream_that_says_that_it_is_ill_is_dead() -> None:
         assert running.status.state == "dead"
         fake.health_status, fake.stall_at = 200, None
         await until(lambda: running.status.state == "ready")
+
+
+async def test_a_killed_one_fails_what_runs_and_is_asked_for_a_token_before_it_serves() -> None:
+    fake = FakeUpstream(stall_at=1)
+    async with engine(fake, health_interval_s=30) as running:
+        sink = Sink()
+        running.submit(generation(), sink)
+        await sink.started.wait()
+        num_probes = len(fake.requests) - len(fake.asked)
+        running.kill("no token for 15 s")
+        error = (await sink.ended()).error
+        assert isinstance(error, EngineFailed)
+        assert "no token for 15 s" in error.message
+        assert running.status.state == "dead"
+        fake.stall_at = None
+        await until(lambda: running.status.state == "ready")
+        assert len(fake.requests) - len(fake.asked) > num_probes
+        assert (await run(running)).error is None
+
+
+async def test_what_allows_it_is_continued_as_well_as_it_can() -> None:
+    fake = FakeUpstream()
+    async with engine(fake) as running:
+        begun = Generation(
+            "g", [1], SamplingParams(8, seed=1), output_token_ids=[5], allow_inexact_resume=True
+        )
+        assert (await run(running, begun)).error is None
+        assert fake.asked[0][1]["token_ids"] == [1, 5]
 
 
 async def test_a_single_failed_check_kills_nothing() -> None:
