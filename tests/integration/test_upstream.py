@@ -34,6 +34,7 @@ from tests.sink import Sink
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.timeout(400)]
 
 NUM_TOKENS = 16
+NUM_SEATS = 4
 START_TIMEOUT_S = 300.0
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 SCHEMA: dict[str, Any] = {
@@ -83,13 +84,10 @@ class VllmServer:
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
 
-    def num_running(self) -> float:
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
         lines = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=10).text.splitlines()
-        return sum(
-            float(line.rsplit(" ", 1)[1])
-            for line in lines
-            if line.startswith("vllm:num_requests_running{")
-        )
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
     def own_answer(self, prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
         """The choice that the server gives by itself, asked plainly and in one piece."""
@@ -141,7 +139,7 @@ def _arguments(port: int) -> list[str]:
         *("-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(ensure_demo_model())),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--max-model-len", "512", "--max-num-seqs", "4"),
+        *("--max-model-len", "512", "--max-num-seqs", str(NUM_SEATS)),
         *("--enforce-eager", "--dtype", "float32"),
         # A seeded request whose prefill is chunked ends vLLM 0.32's CPU engine.
         *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"),
@@ -356,18 +354,25 @@ async def test_a_prompt_that_is_too_long_is_refused(engine: UpstreamEngine) -> N
     assert isinstance((await sink.ended()).error, InvalidRequest)
 
 
-async def test_an_abort_frees_the_seat(
+async def test_aborts_free_the_seats(
     server: VllmServer, engine: UpstreamEngine, prompt: list[int]
 ) -> None:
-    sink = Sink()
-    engine.submit(Generation("abort", prompt, vary(max_tokens=400)), sink)
-    await sink.started.wait()
-    assert server.num_running() == 1
-    engine.abort("abort")
-    await until(lambda: server.num_running() == 0)
-    assert sink.error is None
-    assert sink.total is not None
-    assert sink.total.finish_reason is None
+    """All seats are taken and given up; then a step of another generation brings new figures."""
+    before = server.metric("vllm:generation_tokens_total")
+    sinks = {f"abort-{number}": Sink() for number in range(NUM_SEATS)}
+    for name, sink in sinks.items():
+        engine.submit(Generation(name, prompt, vary(max_tokens=400)), sink)
+    for sink in sinks.values():
+        await sink.started.wait()
+    for name in sinks:
+        engine.abort(name)
+    with anyio.fail_after(60):
+        while True:
+            await run(engine, Generation("next", prompt, vary(max_tokens=2)))
+            if server.metric("vllm:num_requests_running") == 0:
+                break
+    assert server.metric("vllm:generation_tokens_total") - before < 400 * NUM_SEATS / 2
+    assert all(sink.error is None for sink in sinks.values())
 
 
 async def test_a_killed_upstream_fails_what_runs(
