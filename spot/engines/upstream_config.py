@@ -44,7 +44,8 @@ class UpstreamConfig:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        has_port = parts.port is None or parts.port > 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or not has_port:
             raise ValueError(f"the upstream's URL must be http(s)://host[:port], not {self.url!r}")
         if parts.username is not None or parts.query or parts.fragment:
             raise ValueError("the upstream's URL takes no user name, query or fragment")

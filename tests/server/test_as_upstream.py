@@ -7,9 +7,10 @@ from typing import Any
 import anyio
 import pytest
 
-from spot.engines.scripted import ScriptedEngine
+from spot.engines.scripted import Faults, ScriptedEngine
 from spot.engines.upstream import UpstreamConfig, UpstreamEngine
 from spot.errors import EngineFailed, InvalidRequest
+from spot.fleet import Fleet, PipelineSpec
 from spot.generation import Generation, SamplingParams
 from tests.harness import Server, serving
 from tests.sink import Sink
@@ -120,3 +121,27 @@ async def test_its_engines_death_is_a_failure() -> None:
             server.call(server.engine.die)
             assert isinstance((await sink.ended()).error, EngineFailed)
             server.call(server.engine.revive)
+
+
+async def test_a_fleet_of_upstreams_survives_the_loss_of_one() -> None:
+    """Whichever takes it first: the one that dies is tried, and the output stays the same."""
+    with serving() as healthy, serving(faults=Faults(die_at_token=5)) as dying:
+        specs = [
+            PipelineSpec("dying", in_front_of(dying), weight=1000.0),
+            PipelineSpec("healthy", in_front_of(healthy), weight=1.0),
+        ]
+        async with Fleet(specs) as fleet:
+            given = generation(temperature=0.0, ignore_eos=True)
+            with anyio.fail_after(10):
+                while {pipeline["state"] for pipeline in fleet.describe()} != {"serving"}:
+                    await anyio.sleep(0.01)
+            sink = Sink()
+            fleet.submit(given, sink)
+            through = await sink.output()
+            assert through.num_migrations == 1
+            healthy_sink = Sink()
+            fleet.submit(generation("again", temperature=0.0, ignore_eos=True), healthy_sink)
+            wanted = await healthy_sink.output()
+            assert wanted.num_migrations == 0
+            assert through.token_ids == wanted.token_ids
+        dying.call(dying.engine.revive)

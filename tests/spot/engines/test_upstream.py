@@ -177,6 +177,8 @@ async def test_key_and_headers_go_along() -> None:
         {"url": "ftp://a"},
         {"url": "a:8000"},
         {"url": "http://"},
+        {"url": "http://a:99999"},
+        {"url": "http://a:x"},
         {"url": "http://u:p@a"},
         {"url": "http://a?x=1"},
         {"url": "http://a", "max_health_failures": 0},
@@ -184,7 +186,7 @@ async def test_key_and_headers_go_along() -> None:
     ],
 )
 def test_a_wrong_config_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"URL|must be greater"):
+    with pytest.raises(ValueError, match=r"URL|must be greater|[Pp]ort"):
         UpstreamConfig(**wrong)
 
 
