@@ -157,7 +157,7 @@ async def _check_token_ids(ask: _Asker) -> None:
         raise NoAnswer(error.message) from error
     except EngineFailed as error:
         if "no token ids" in error.message:
-            raise Unsuitable("the upstream sends no token ids (vLLM does from 0.11 on)") from error
+            raise Unsuitable("the upstream sends no token ids: too old a vLLM?") from error
         raise NoAnswer(error.message) from error
 
 
