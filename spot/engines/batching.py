@@ -13,8 +13,11 @@ come, first served). A sequence is admitted when all of its tokens fit (`schedul
 isl`). When a running one finds no block, the least urgent and youngest is preempted: its blocks are
 freed, and it is computed again from the start. In such a step nobody is admitted.
 
-Differences: after a sequence has preempted itself the others are still served in the same step. No
-speculation, no encoder inputs, no sliding windows, no watermark, no threshold for long prompts.
+Blocks are known to the prefix cache as soon as their tokens are planned: steps complete in order,
+and within a step KV is written before it is read.
+
+Differences: a plan that only preempts is no step, the next one is made at once. No speculation, no
+encoder inputs, no sliding windows, no watermark, no threshold for long prompts.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class BatchedSequence:
 
     token_ids: prompt and output so far.
     num_computed: tokens whose KV is there, or will be when the steps under way are complete.
-    num_unsampled: steps under way that will bring it a token, 0 or 1.
+    num_under_way: steps under way that it takes part in; at most one of them brings it a token.
     num_cached: tokens found in the prefix cache at the first admission; None until then.
     admitted_s: when it was first admitted.
     """
@@ -50,7 +53,7 @@ class BatchedSequence:
     cache_root: int = 0
     phase: Phase = Phase.WAITING
     num_computed: int = 0
-    num_unsampled: int = 0
+    num_under_way: int = 0
     num_cached: int | None = None
     admitted_s: float | None = None
     table: BlockTable = field(default_factory=BlockTable)
@@ -144,9 +147,11 @@ class ContinuousBatcher:
     def plan(self, *, now_s: float) -> Step | None:
         """Begin a step; None if no sequence can take part now."""
         num_new_tokens: dict[BatchedSequence, int] = {}
-        budget, has_preempted = self._continue_running(num_new_tokens)
-        if not has_preempted:
-            self._admit(num_new_tokens, budget, now_s)
+        has_preempted = True
+        while has_preempted and not num_new_tokens:
+            budget, has_preempted = self._continue_running(num_new_tokens)
+            if not has_preempted:
+                self._admit(num_new_tokens, budget, now_s)
         return self._commit(num_new_tokens) if num_new_tokens else None
 
     def complete(self, step: Step) -> list[BatchedSequence]:
@@ -154,8 +159,8 @@ class ContinuousBatcher:
 
         A sequence that was preempted meanwhile has its token all the same.
         """
-        for sequence in step.sampling:
-            sequence.num_unsampled -= 1
+        for sequence in step.num_new_tokens:
+            sequence.num_under_way -= 1
         return [sequence for sequence in step.sampling if sequence.phase is not Phase.ENDED]
 
     def append(self, sequence: BatchedSequence, token_id: int) -> None:
@@ -182,7 +187,7 @@ class ContinuousBatcher:
         for sequence in self.running:
             num_slots = sequence.table.num_blocks * self.kv.block_size
             assert sequence.num_computed <= min(num_slots, len(sequence.token_ids))
-            assert sequence.num_unsampled in (0, 1)
+            assert sequence.num_under_way >= 0
 
     def _enqueue(self, sequence: BatchedSequence) -> None:
         heapq.heappush(self._queue, (*sequence.rank, sequence))
@@ -193,7 +198,7 @@ class ContinuousBatcher:
         """Give running sequences their tokens. Returns what is left of the budget, and whether
         somebody was preempted."""
         budget = self.max_num_batched_tokens
-        running, grow = self.running, self.kv.grow
+        running = self.running
         has_preempted = False
         index = 0
         while index < len(running) and budget and len(num_new_tokens) < self.max_seqs_per_step:
@@ -202,20 +207,35 @@ class ContinuousBatcher:
             if not num_new:  # Its next token is under way in another step.
                 index += 1
                 continue
-            if grow(sequence.table, sequence.num_computed + num_new):
-                num_new_tokens[sequence] = num_new
-                budget -= num_new
-                index += 1
-                continue
-            victim = max(running, key=lambda s: s.rank)
-            has_preempted = True
-            index -= running.index(victim) < index
-            budget += num_new_tokens.pop(victim, 0)
-            self._preempt(victim)
+            while not self._hold(sequence, sequence.num_computed + num_new):
+                has_preempted = True
+                victim = max(running, key=lambda s: s.rank)
+                index -= running.index(victim) < index
+                budget += num_new_tokens.pop(victim, 0)
+                self._preempt(victim)
+                if victim is sequence:
+                    return budget, has_preempted
+            num_new_tokens[sequence] = num_new
+            budget -= num_new
+            index += 1
         return budget, has_preempted
 
+    def _hold(self, sequence: BatchedSequence, num_tokens: int) -> bool:
+        """Give a sequence the blocks for its first tokens, all of which will be computed."""
+        kv = self.kv
+        if not kv.grow(sequence.table, num_tokens):
+            return False
+        if self.enable_prefix_caching:
+            num_registered = len(sequence.table.hashes)
+            if num_tokens // kv.block_size > num_registered:
+                hashes = sequence.hash_blocks(num_tokens, kv.block_size)
+                kv.register(sequence.table, hashes[num_registered:])
+        return True
+
     def _preempt(self, sequence: BatchedSequence) -> None:
+        """Take everything from a running sequence, and what was planned for it."""
         self.running.remove(sequence)
+        self.kv.unregister(sequence.table, sequence.num_computed // self.kv.block_size)
         self.kv.free(sequence.table)
         sequence.num_computed = 0
         self.num_preemptions += 1
@@ -233,14 +253,14 @@ class ContinuousBatcher:
             sequence = self._queue[0][2]
             if sequence.phase is not Phase.WAITING:
                 heapq.heappop(self._queue)
-            elif sequence.num_unsampled:
-                # Preempted with a token under way: admitted now, it would compute it twice.
+            elif sequence.num_under_way:
+                # Preempted with a token under way, it would compute it twice if admitted now.
                 heapq.heappop(self._queue)
                 skipped.append(sequence)
             elif self._seat(sequence, now_s):
                 heapq.heappop(self._queue)
                 num_new = min(len(sequence.token_ids) - sequence.num_computed, budget)
-                has_space = self.kv.grow(sequence.table, sequence.num_computed + num_new)
+                has_space = self._hold(sequence, sequence.num_computed + num_new)
                 assert has_space
                 num_new_tokens[sequence] = num_new
                 budget -= num_new
@@ -277,21 +297,12 @@ class ContinuousBatcher:
         num_prefill_tokens = num_decode_seqs = context_tokens = 0
         for sequence, num_new in num_new_tokens.items():
             num_computed = sequence.num_computed = sequence.num_computed + num_new
+            sequence.num_under_way += 1
             context_tokens += num_computed
             if num_new == 1:
                 num_decode_seqs += 1
             else:
                 num_prefill_tokens += num_new
             if num_computed == len(sequence.token_ids):
-                sequence.num_unsampled += 1
                 sampling.append(sequence)
-            if self.enable_prefix_caching:
-                self._register(sequence)
         return Step(num_new_tokens, sampling, num_prefill_tokens, num_decode_seqs, context_tokens)
-
-    def _register(self, sequence: BatchedSequence) -> None:
-        """Make its full blocks known. Steps complete in order, so who finds them may use them."""
-        num_registered = len(sequence.table.hashes)
-        if sequence.num_computed // self.kv.block_size > num_registered:
-            hashes = sequence.hash_blocks(sequence.num_computed, self.kv.block_size)
-            self.kv.register(sequence.table, hashes[num_registered:])

@@ -4,7 +4,8 @@ Blocks are counted, not numbered. With prefix caching a full block is known by t
 tokens up to its end; it is shared by those who hold it, and when nobody does it stays until its
 space is needed, the longest unused first.
 Source: vLLM's `v1/core/block_pool.py` and `kv_cache_manager.py`. As there, two blocks filled with
-the same contents at the same time stay two. Unlike there, no block is set aside as the null block.
+the same contents at the same time stay two; unlike there only one of them is kept for reuse, and no
+block is set aside as the null block.
 """
 
 from __future__ import annotations
@@ -94,6 +95,14 @@ class KvBlocks:
             self._num_own -= 1
             self._num_holders[block_hash] = 1
             table.hashes.append(block_hash)
+
+    def unregister(self, table: BlockTable, num_kept: int) -> None:
+        """Take back the registration of all but the first blocks. Nobody shares the others."""
+        while len(table.hashes) > num_kept:
+            block_hash = table.hashes.pop()
+            if block_hash is not None:
+                assert self._num_holders.pop(block_hash) == 1
+                self._num_own += 1
 
     def free(self, table: BlockTable) -> None:
         """Take back everything. A sequence's last blocks are the first to be forgotten."""

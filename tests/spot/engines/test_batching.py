@@ -176,7 +176,7 @@ def test_a_token_under_way_at_the_preemption_is_neither_lost_nor_doubled() -> No
     third = bench.plan()
     assert third is not None
     assert b.phase is Phase.WAITING
-    assert b.num_unsampled == 1
+    assert b.num_under_way == 1
     assert bench.plan() is None
     bench.complete(second)
     assert b.token_ids == [*range(1, 8), 7]

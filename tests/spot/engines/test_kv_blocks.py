@@ -85,3 +85,13 @@ def test_twins_stay_two() -> None:
 def test_senseless_sizes_are_refused(num_blocks: int, block_size: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         KvBlocks(num_blocks, block_size)
+
+
+def test_a_registration_can_be_taken_back() -> None:
+    kv = KvBlocks(4, 4)
+    held = table(kv, 12, [1, 2, 3])
+    kv.unregister(held, 1)
+    kv.check_invariants([held])
+    assert (kv.num_known([1]), kv.num_known([2]), kv.num_used) == (1, 0, 3)
+    kv.free(held)
+    assert kv.num_used == 0
