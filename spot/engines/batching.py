@@ -226,7 +226,7 @@ class ContinuousBatcher:
         if not kv.grow(sequence.table, num_tokens):
             return False
         if self.enable_prefix_caching:
-            num_registered = len(sequence.table.hashes)
+            num_registered = len(sequence.table.known)
             if num_tokens // kv.block_size > num_registered:
                 hashes = sequence.hash_blocks(num_tokens, kv.block_size)
                 kv.register(sequence.table, hashes[num_registered:])
@@ -272,15 +272,14 @@ class ContinuousBatcher:
     def _seat(self, sequence: BatchedSequence, now_s: float) -> bool:
         """Let a sequence run, with what the cache has of it, if all of its tokens fit."""
         num_tokens = len(sequence.token_ids)
-        known: list[int] = []
+        found: list[int] = []
         if self.enable_prefix_caching:
             # The last token is always computed: its logits are what comes next.
-            hashes = sequence.hash_blocks(num_tokens - 1, self.kv.block_size)
-            known = hashes[: self.kv.num_known(hashes)]
-        if not self.kv.can_hold(num_tokens, known):
+            found = self.kv.find(sequence.hash_blocks(num_tokens - 1, self.kv.block_size))
+        if not self.kv.can_hold(num_tokens, found):
             return False
-        self.kv.share(sequence.table, known)
-        sequence.num_computed = len(known) * self.kv.block_size
+        self.kv.share(sequence.table, found)
+        sequence.num_computed = len(found) * self.kv.block_size
         if self.enable_prefix_caching:
             self.prefix_cache_queries += num_tokens
             self.prefix_cache_hits += sequence.num_computed

@@ -1,11 +1,11 @@
 """KV cache space in blocks: who holds how many, and which contents are still there to be reused.
 
-Blocks are counted, not numbered. With prefix caching a full block is known by the hash of all
-tokens up to its end; it is shared by those who hold it, and when nobody does it stays until its
-space is needed, the longest unused first.
-Source: vLLM's `v1/core/block_pool.py` and `kv_cache_manager.py`. As there, two blocks filled with
-the same contents at the same time stay two; unlike there only one of them is kept for reuse, and no
-block is set aside as the null block.
+Blocks are counted; only those known to the prefix cache have numbers. A full block is known by the
+hash of all tokens up to its end; it is shared by those who hold it, and when nobody does it stays
+until its space is needed, the longest unused first. Two blocks filled with the same contents at the
+same time stay two.
+Source: vLLM 0.32, `v1/core/block_pool.py` and `kv_cache_manager.py`. Unlike there, no block is set
+aside as the null block.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 class BlockTable:
     """What one sequence holds.
 
-    hashes: of its full blocks, as far as they were registered; None for a block of its own that
-        has a twin.
-    num_blocks: all of its blocks; those past `hashes` are being filled.
+    known: its first blocks, as far as they were registered, by number.
+    num_blocks: all of its blocks; those past `known` are being filled.
     """
 
-    hashes: list[int | None] = field(default_factory=list)
+    known: list[int] = field(default_factory=list)
     num_blocks: int = 0
 
 
@@ -37,8 +36,11 @@ class KvBlocks:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._num_own = 0
+        self._num_registered = 0
         self._num_holders: dict[int, int] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()
+        self._hash_of: dict[int, int] = {}
+        self._twins_of: dict[int, dict[int, None]] = {}
 
     @property
     def num_used(self) -> int:
@@ -49,28 +51,28 @@ class KvBlocks:
     def num_free(self) -> int:
         return self.num_blocks - self.num_used
 
-    def num_known(self, hashes: Iterable[int]) -> int:
-        """How many blocks from the first on are there with these contents."""
-        num_known = 0
+    def find(self, hashes: Iterable[int]) -> list[int]:
+        """The blocks with these contents, from the first on, as far as they are there."""
+        found: list[int] = []
         for block_hash in hashes:
-            if block_hash not in self._num_holders and block_hash not in self._unused:
+            if (twins := self._twins_of.get(block_hash)) is None:
                 break
-            num_known += 1
-        return num_known
+            found.append(next(iter(twins)))
+        return found
 
-    def can_hold(self, num_tokens: int, known: Iterable[int] = ()) -> bool:
-        """Whether a sequence of so many tokens fits now, if its first blocks are the `known`."""
-        num_in_use = sum(block_hash in self._num_holders for block_hash in known)
+    def can_hold(self, num_tokens: int, found: Iterable[int] = ()) -> bool:
+        """Whether a sequence of so many tokens fits now, if it begins with the `found` blocks."""
+        num_in_use = sum(block in self._num_holders for block in found)
         return self._blocks_for(num_tokens) - num_in_use <= self.num_free
 
-    def share(self, table: BlockTable, known: Iterable[int]) -> None:
+    def share(self, table: BlockTable, found: Iterable[int]) -> None:
         """Let an empty table begin with blocks that are there."""
         assert not table.num_blocks
-        for block_hash in known:
-            self._unused.pop(block_hash, None)
-            self._num_holders[block_hash] = self._num_holders.get(block_hash, 0) + 1
-            table.hashes.append(block_hash)
-        table.num_blocks = len(table.hashes)
+        for block in found:
+            self._unused.pop(block, None)
+            self._num_holders[block] = self._num_holders.get(block, 0) + 1
+            table.known.append(block)
+        table.num_blocks = len(table.known)
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Give the table space for so many tokens in all; False, and nothing, if there is none."""
@@ -82,40 +84,38 @@ class KvBlocks:
         self._num_own += num_new
         table.num_blocks += num_new
         while self.num_used + len(self._unused) > self.num_blocks:
-            self._unused.popitem(last=False)
+            self._forget(self._unused.popitem(last=False)[0])
         return True
 
     def register(self, table: BlockTable, hashes: Iterable[int]) -> None:
-        """Make the next blocks of the table, now full, known by their hashes."""
+        """Make the next blocks of the table known by their hashes."""
         for block_hash in hashes:
-            assert len(table.hashes) < table.num_blocks
-            if block_hash in self._num_holders or block_hash in self._unused:
-                table.hashes.append(None)
-                continue
+            assert len(table.known) < table.num_blocks
+            block = self._num_registered = self._num_registered + 1
             self._num_own -= 1
-            self._num_holders[block_hash] = 1
-            table.hashes.append(block_hash)
+            self._num_holders[block] = 1
+            self._hash_of[block] = block_hash
+            self._twins_of.setdefault(block_hash, {})[block] = None
+            table.known.append(block)
 
     def unregister(self, table: BlockTable, num_kept: int) -> None:
         """Take back the registration of all but the first blocks. Nobody shares the others."""
-        while len(table.hashes) > num_kept:
-            block_hash = table.hashes.pop()
-            if block_hash is not None:
-                assert self._num_holders.pop(block_hash) == 1
-                self._num_own += 1
+        while len(table.known) > num_kept:
+            block = table.known.pop()
+            assert self._num_holders.pop(block) == 1
+            self._num_own += 1
+            self._forget(block)
 
     def free(self, table: BlockTable) -> None:
         """Take back everything. A sequence's last blocks are the first to be forgotten."""
-        self._num_own -= table.num_blocks - len(table.hashes)
-        for block_hash in reversed(table.hashes):
-            if block_hash is None:
-                self._num_own -= 1
-            elif self._num_holders[block_hash] > 1:
-                self._num_holders[block_hash] -= 1
+        self._num_own -= table.num_blocks - len(table.known)
+        for block in reversed(table.known):
+            if self._num_holders[block] > 1:
+                self._num_holders[block] -= 1
             else:
-                del self._num_holders[block_hash]
-                self._unused[block_hash] = None
-        table.hashes.clear()
+                del self._num_holders[block]
+                self._unused[block] = None
+        table.known.clear()
         table.num_blocks = 0
 
     def check_invariants(self, tables: Iterable[BlockTable]) -> None:
@@ -123,13 +123,23 @@ class KvBlocks:
         num_own = 0
         holders: dict[int, int] = {}
         for table in tables:
-            num_own += table.num_blocks - len(table.hashes) + table.hashes.count(None)
-            for block_hash in table.hashes:
-                if block_hash is not None:
-                    holders[block_hash] = holders.get(block_hash, 0) + 1
+            num_own += table.num_blocks - len(table.known)
+            for block in table.known:
+                holders[block] = holders.get(block, 0) + 1
         assert (num_own, holders) == (self._num_own, self._num_holders)
         assert self.num_used + len(self._unused) <= self.num_blocks
         assert not self._unused.keys() & self._num_holders.keys()
+        assert self._hash_of.keys() == self._unused.keys() | self._num_holders.keys()
+        assert self._hash_of.keys() == {
+            block for twins in self._twins_of.values() for block in twins
+        }
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._hash_of.pop(block)
+        twins = self._twins_of[block_hash]
+        del twins[block]
+        if not twins:
+            del self._twins_of[block_hash]
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -9,11 +9,15 @@ from spot.engines.kv_blocks import BlockTable, KvBlocks
 
 def table(kv: KvBlocks, num_tokens: int, hashes: list[int]) -> BlockTable:
     held = BlockTable()
-    known = hashes[: kv.num_known(hashes)]
-    kv.share(held, known)
+    found = kv.find(hashes)
+    kv.share(held, found)
     assert kv.grow(held, num_tokens)
-    kv.register(held, hashes[len(known) :])
+    kv.register(held, hashes[len(found) :])
     return held
+
+
+def num_known(kv: KvBlocks, hashes: list[int]) -> int:
+    return len(kv.find(hashes))
 
 
 def test_space_is_given_in_whole_blocks_or_not_at_all() -> None:
@@ -44,9 +48,9 @@ def test_what_nobody_holds_is_free_and_still_known() -> None:
     kv = KvBlocks(4, 4)
     kv.free(table(kv, 8, [1, 2]))
     assert kv.num_free == 4
-    assert kv.num_known([1, 2, 3]) == 2
-    assert kv.can_hold(16, [1, 2])
-    assert not kv.can_hold(17, [1, 2])
+    assert num_known(kv, [1, 2, 3]) == 2
+    assert kv.can_hold(16, kv.find([1, 2]))
+    assert not kv.can_hold(17, kv.find([1, 2]))
 
 
 def test_the_longest_unused_goes_first_and_the_tail_before_the_head() -> None:
@@ -55,14 +59,14 @@ def test_the_longest_unused_goes_first_and_the_tail_before_the_head() -> None:
     kv.free(old)
     kv.free(new)
     assert kv.grow(BlockTable(), 4)
-    assert (kv.num_known([1, 2]), kv.num_known([5, 6])) == (1, 2)
+    assert (num_known(kv, [1, 2]), num_known(kv, [5, 6])) == (1, 2)
 
 
 def test_a_shared_block_in_use_needs_no_space() -> None:
     kv = KvBlocks(2, 4)
     table(kv, 8, [1, 2])
-    assert kv.can_hold(8, [1, 2])
-    assert not kv.can_hold(9, [1, 2])
+    assert kv.can_hold(8, kv.find([1, 2]))
+    assert not kv.can_hold(9, kv.find([1, 2]))
     assert not kv.can_hold(4)
 
 
@@ -79,6 +83,11 @@ def test_twins_stay_two() -> None:
     kv.free(second)
     assert kv.num_used == 0
     kv.check_invariants([])
+    filler = BlockTable()
+    assert kv.grow(filler, 12)
+    assert num_known(kv, [1]) == 1
+    assert kv.grow(filler, 16)
+    assert num_known(kv, [1]) == 0
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (16, 0)])
@@ -92,6 +101,6 @@ def test_a_registration_can_be_taken_back() -> None:
     held = table(kv, 12, [1, 2, 3])
     kv.unregister(held, 1)
     kv.check_invariants([held])
-    assert (kv.num_known([1]), kv.num_known([2]), kv.num_used) == (1, 0, 3)
+    assert (num_known(kv, [1]), num_known(kv, [2]), kv.num_used) == (1, 0, 3)
     kv.free(held)
     assert kv.num_used == 0
