@@ -185,6 +185,21 @@ def test_a_token_under_way_at_the_preemption_is_neither_lost_nor_doubled() -> No
     assert b.token_ids == [*range(1, 8), 7, 7, 7]
 
 
+def test_a_preempted_sequence_waits_for_its_token_even_if_there_is_space() -> None:
+    bench = Bench(num_blocks=4, max_seqs_per_step=1)
+    a, b = bench.add("a", 8, 4), bench.add("b", 7, 4)
+    first, second = bench.plan(), bench.plan()
+    assert first is not None
+    assert second is not None
+    bench.complete(first)
+    assert bench.plan() is not None
+    bench.batcher.finish(a)
+    assert b.phase is Phase.WAITING
+    assert bench.plan() is None
+    bench.complete(second)
+    assert bench.step() == {"b": 8}
+
+
 def test_ending_frees_seat_and_blocks_at_once_even_under_way() -> None:
     bench = Bench()
     a, b = bench.add("a", 5), bench.add("b", 5)
