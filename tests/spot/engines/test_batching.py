@@ -200,6 +200,19 @@ def test_a_preempted_sequence_waits_for_its_token_even_if_there_is_space() -> No
     assert bench.step() == {"b": 8}
 
 
+def test_what_was_planned_for_the_preempted_goes_to_the_others() -> None:
+    bench = Bench(num_blocks=4, max_num_batched_tokens=3)
+    bench.add("idle", 3, 9, priority=1)
+    assert bench.step() == {"idle": 3}
+    bench.add("urgent", 3, 9)
+    bench.add("late", 4, 3)
+    assert bench.step() == {"idle": 1, "urgent": 2}
+    assert bench.step() == {"idle": 1, "urgent": 1, "late": 1}
+    assert bench.step() == {"idle": 1, "urgent": 1, "late": 1}
+    # idle is planned, then preempted for urgent's block; late gets what idle would have had.
+    assert bench.step() == {"urgent": 1, "late": 2}
+
+
 def test_ending_frees_seat_and_blocks_at_once_even_under_way() -> None:
     bench = Bench()
     a, b = bench.add("a", 5), bench.add("b", 5)
