@@ -9,9 +9,10 @@ and no decode phase: each sequence has tokens and computed tokens, and a step le
 up with the first, within a budget of tokens. Running sequences come first, in the order of their
 admission, so what decodes is served before a long prompt's next chunk and before new prompts. The
 queue is ordered by priority, then arrival (`policy="priority"`; with equal priorities it is first
-come, first served). A sequence is admitted when all of its tokens fit (`scheduler_reserve_full_
-isl`). When a running one finds no block, the least urgent and youngest is preempted: its blocks are
-freed, and it is computed again from the start. In such a step nobody is admitted.
+come, first served). A sequence is admitted when all of its tokens fit
+(`scheduler_reserve_full_isl`). When a running one finds no block, the least urgent and youngest is
+preempted: its blocks are freed, and it is computed again from the start. In such a step nobody is
+admitted.
 
 Blocks are known to the prefix cache as soon as their tokens are planned: steps complete in order,
 and within a step KV is written before it is read.
