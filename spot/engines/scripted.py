@@ -1,15 +1,10 @@
 """An engine for tests and ceilings: scripted or seeded tokens, chosen speed, faults on demand.
 
-Without a script it is a small deterministic language model: the logits of a position are a hash of
-the tokens before it, so penalties, seeds, biases and logprobs mean what they mean elsewhere and the
-same prefix always continues alike. No weights, no text.
+Without a script it is the deterministic model of `spot.engines.hash_model`. No weights, no text.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -20,13 +15,18 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from spot.engines.base import DeltaSink, EngineCard, EngineState, EngineStats, EngineStatus
+from spot.engines.hash_model import (
+    HashedContinuation,
+    HashModel,
+    finish_of,
+    hash_tokens,
+    hashed_logits,
+    top_logprobs,
+)
 from spot.errors import EngineFailed, EngineUnavailable, InvalidRequest, ShuntyardError
 from spot.generation import FinishReason, Generation, TokenDelta, TokenLogprobs
 
 Script = Callable[[Generation], Sequence[int]]
-
-_NUM_CANDIDATES = 32
-_NEVER = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class _Running:
     generation: Generation
     sink: DeltaSink
     script: Sequence[int] | None
+    continuation: HashedContinuation | None
     output: list[int] = field(default_factory=list)
-    prefix_hash: bytes = b""
     has_begun: bool = False
 
 
@@ -90,7 +90,7 @@ class ScriptedEngine:
         self.faults = faults or Faults()
         self.aborted: list[str] = []
         self.submitted: list[Generation] = []
-        self._chance = random.Random()
+        self._model = HashModel(vocab_size, eos_token_id)
         self._state: EngineState = "stopped"
         self._detail = ""
         self._running: dict[str, _Running] = {}
@@ -119,10 +119,9 @@ class ScriptedEngine:
             sink.on_error(InvalidRequest(self.faults.refuse))
             return
         script = None if self.script is None else self.script(generation)
-        job = _Running(generation, sink, script)
+        continuation = self._model.begin(generation) if script is None else None
+        job = _Running(generation, sink, script, continuation)
         job.output.extend(generation.output_token_ids)
-        if script is None:
-            job.prefix_hash = _hash_tokens(b"", [*generation.prompt_token_ids, *job.output])
         self._waiting[generation.id] = job
         self._wakeup.set()
 
@@ -212,7 +211,13 @@ class ScriptedEngine:
             new_ids.append(token_id)
             if logprobs is not None:
                 logprobs.append(entry or TokenLogprobs([token_id], [0.0], 1))
-            finish, stop_token_id = self._finish(job, token_id)
+            finish, stop_token_id = finish_of(
+                token_id,
+                len(job.output),
+                job.generation,
+                eos_token_id=self.eos_token_id,
+                max_model_len=self._card.max_model_len,
+            )
         if not new_ids:
             return
         delta = TokenDelta(new_ids, finish, stop_token_id, logprobs)
@@ -220,7 +225,7 @@ class ScriptedEngine:
             job.has_begun = True
             delta.num_cached_tokens = 0
             if sampling.prompt_logprobs is not None and not job.generation.output_token_ids:
-                delta.prompt_logprobs = self._prompt_logprobs(job)
+                delta.prompt_logprobs = self._model.begin(job.generation).prompt_logprobs()
         if finish is not None:
             self._running.pop(job.generation.id, None)
         job.sink.on_delta(delta)
@@ -234,107 +239,18 @@ class ScriptedEngine:
             return EngineFailed("the engine died")
         return None
 
-    def _finish(self, job: _Running, token_id: int) -> tuple[FinishReason | None, int | None]:
-        sampling = job.generation.sampling
-        num_output = len(job.output)
-        if num_output >= sampling.min_tokens:
-            if token_id == self.eos_token_id and not sampling.ignore_eos:
-                return "stop", None
-            if token_id in sampling.stop_token_ids:
-                return "stop", token_id
-        total = len(job.generation.prompt_token_ids) + num_output
-        if num_output >= sampling.max_tokens or total >= self._card.max_model_len:
-            return "length", None
-        return None, None
-
     def _next_token(self, job: _Running) -> tuple[int, TokenLogprobs | None]:
-        if job.script is not None:
-            position = len(job.output)
-            token_id = job.script[position] if position < len(job.script) else self.eos_token_id
-            if job.generation.sampling.logprobs is None:
-                return token_id, None
-            return token_id, self._logprobs_at(job, token_id)
-        logits = self._logits(job)
-        token_id = _sample(logits, job.generation.sampling.temperature, self._rng(job))
-        entry = None
-        if job.generation.sampling.logprobs is not None:
-            entry = _top_logprobs(logits, token_id, job.generation.sampling.logprobs)
-        job.prefix_hash = _hash_tokens(job.prefix_hash, [token_id])
-        return token_id, entry
-
-    def _rng(self, job: _Running) -> random.Random:
-        """With a seed, chance depends on the seed and the position only."""
-        seed = job.generation.sampling.seed
-        if seed is None:
-            return self._chance
-        position = len(job.generation.prompt_token_ids) + len(job.output)
-        return random.Random(f"{seed}@{position}")
-
-    def _logits(self, job: _Running) -> dict[int, float]:
-        sampling = job.generation.sampling
-        logits = _hashed_logits(job.prefix_hash, self._card.vocab_size)
-        if sampling.allowed_token_ids is not None:
-            logits = {t: logits.get(t, 0.0) for t in sampling.allowed_token_ids}
-        for token_id, bias in (sampling.logit_bias or {}).items():
-            logits[token_id] = logits.get(token_id, 0.0) + bias
-        for token_id in logits:
-            count = job.output.count(token_id)
-            if count:
-                logits[token_id] -= sampling.presence_penalty + sampling.frequency_penalty * count
-        if len(job.output) < sampling.min_tokens:
-            logits.pop(self.eos_token_id, None)
-        return logits
+        if job.continuation is not None:
+            return job.continuation.next_token()
+        assert job.script is not None
+        position = len(job.output)
+        token_id = job.script[position] if position < len(job.script) else self.eos_token_id
+        if job.generation.sampling.logprobs is None:
+            return token_id, None
+        return token_id, self._logprobs_at(job, token_id)
 
     def _logprobs_at(self, job: _Running, token_id: int) -> TokenLogprobs:
-        context = _hash_tokens(b"", [*job.generation.prompt_token_ids[-4:], len(job.output)])
-        logits = _hashed_logits(context, self._card.vocab_size)
+        context = hash_tokens(b"", [*job.generation.prompt_token_ids[-4:], len(job.output)])
+        logits = hashed_logits(context, self._card.vocab_size)
         logits.setdefault(token_id, 0.0)
-        return _top_logprobs(logits, token_id, job.generation.sampling.logprobs or 0)
-
-    def _prompt_logprobs(self, job: _Running) -> list[TokenLogprobs | None]:
-        prompt = job.generation.prompt_token_ids
-        entries: list[TokenLogprobs | None] = [None]
-        context = b""
-        for position in range(1, len(prompt)):
-            context = _hash_tokens(context, [prompt[position - 1]])
-            logits = _hashed_logits(context, self._card.vocab_size)
-            logits.setdefault(prompt[position], 0.0)
-            top = job.generation.sampling.prompt_logprobs or 0
-            entries.append(_top_logprobs(logits, prompt[position], top))
-        return entries
-
-
-def _hash_tokens(prefix: bytes, token_ids: Sequence[int]) -> bytes:
-    """A hash of all tokens so far: of `prefix` and one more, token by token."""
-    for token_id in token_ids:
-        prefix = hashlib.blake2b(prefix + token_id.to_bytes(4, "little"), digest_size=16).digest()
-    return prefix
-
-
-def _hashed_logits(context: bytes, vocab_size: int) -> dict[int, float]:
-    rng = random.Random(context)
-    return {rng.randrange(vocab_size): rng.gauss(0.0, 2.0) for _ in range(_NUM_CANDIDATES)}
-
-
-def _log_softmax(logits: dict[int, float]) -> dict[int, float]:
-    top = max(logits.values())
-    log_total = top + math.log(sum(math.exp(value - top) for value in logits.values()))
-    return {token_id: value - log_total for token_id, value in logits.items()}
-
-
-def _sample(logits: dict[int, float], temperature: float, rng: random.Random) -> int:
-    if temperature == 0:
-        return max(logits, key=lambda token_id: (logits[token_id], -token_id))
-    scaled = _log_softmax({t: value / temperature for t, value in logits.items()})
-    return rng.choices(list(scaled), [math.exp(value) for value in scaled.values()])[0]
-
-
-def _top_logprobs(logits: dict[int, float], token_id: int, num_top: int) -> TokenLogprobs:
-    logprobs = _log_softmax(logits)
-    ranked = sorted(logprobs, key=lambda t: (-logprobs[t], t))
-    top = ranked if num_top < 0 else ranked[:num_top]
-    return TokenLogprobs(
-        [token_id, *top],
-        [logprobs.get(token_id, _NEVER), *(logprobs[t] for t in top)],
-        ranked.index(token_id) + 1,
-    )
+        return top_logprobs(logits, token_id, job.generation.sampling.logprobs or 0)
