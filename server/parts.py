@@ -16,19 +16,18 @@ from server.fleet_metrics import FleetMetrics
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
 from server.metrics import Metrics
 from server.model_source import ResolvedModel, resolve_model
+from server.pipelines import PipelineMaker
 from server.pools import PooledModel, Pools, resolve_pooling_model
-from server.protocol.admin import NewPipeline
 from server.sampling import SamplingDefaults
 from server.settings import Settings, SettingsError
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer, read_chat_template, read_generation_config
 from server.version import VERSION
 from spot.engines.base import Engine
-from spot.engines.hosted import HostConfig, HostedEngine
 from spot.engines.pooling import PoolingConfig, PoolingEngine
 from spot.engines.vllm_compat.flags import read_engine_flags
 from spot.errors import InvalidRequest
-from spot.fleet import Fleet, PipelineSpec
+from spot.fleet import Fleet
 from spot.fleet_state import FailoverPolicy
 
 logger = logging.getLogger("shuntyard.engine")
@@ -65,68 +64,18 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     last_lines: deque[str] = deque(maxlen=_LAST_LINES)
     names = settings.served_model_name or [model.name]
     metrics = Metrics(names[0])
-    pipelines = PipelineMaker(settings, args, last_lines, on_step=metrics.observe_step)
+    pipelines = PipelineMaker(
+        settings,
+        args,
+        last_lines,
+        vocab_size=tokenizer.vocab_size,
+        on_step=metrics.observe_step,
+    )
     fleet = Fleet(pipelines.at_start(), policy=_failover_policy(settings))
     gateway = _build_gateway(settings, model, names, metrics, tokenizer, fleet, say)
     gateway.further_engines = list(pooling_engines)
     gateway.metrics.registry.register(FleetMetrics(fleet))
     return Parts(gateway, fleet, pipelines.make, pooling_engines, pools, last_lines)
-
-
-class PipelineMaker:
-    """Makes the engines of pipelines, at start and whenever an operator wants one more.
-
-    last_lines: takes what the engines' processes write.
-    on_step: hears of each engine step how many tokens it had.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        engine_args: dict[str, Any],
-        last_lines: deque[str],
-        *,
-        on_step: Callable[[int], None],
-    ) -> None:
-        self._on_step = on_step
-        self._settings = settings
-        self._engine_args = engine_args
-        self._last_lines = last_lines
-        self._num_made = 0
-
-    def at_start(self) -> list[PipelineSpec]:
-        """What the settings ask for. Raises SettingsError if that is nothing."""
-        num_local = self._settings.pipelines
-        if num_local is None:
-            num_local = 1
-        if not num_local:
-            raise SettingsError("--pipelines 0 leaves nothing to serve with")
-        return [self._local(None, 1.0) for _ in range(num_local)]
-
-    async def make(self, wanted: NewPipeline) -> PipelineSpec:
-        """One more pipeline."""
-        return self._local(wanted.id, wanted.weight)
-
-    def _local(self, pipeline_id: str | None, weight: float) -> PipelineSpec:
-        name = pipeline_id or self._next_id("local")
-        config = HostConfig(
-            engine_args=self._engine_args,
-            start_timeout_s=self._settings.engine_start_timeout,
-            step_timeout_s=self._settings.engine_step_timeout,
-            max_silence_s=self._settings.engine_max_silence,
-            stall_timeout_s=self._settings.engine_stall_timeout,
-        )
-
-        def on_line(line: str) -> None:
-            self._last_lines.append(line)
-            logger.debug("%s: %s", name, line)
-
-        engine = HostedEngine(config, on_line=on_line, on_step=self._on_step)
-        return PipelineSpec(name, engine, weight)
-
-    def _next_id(self, kind: str) -> str:
-        self._num_made += 1
-        return f"{kind}-{self._num_made}"
 
 
 def _failover_policy(settings: Settings) -> FailoverPolicy:

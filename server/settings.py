@@ -120,6 +120,12 @@ class Settings(BaseSettings):
     upstream_api_key: str | None = _setting(
         None, "key that the upstream servers want", group=PIPELINES
     )
+    upstream_model: str | None = _setting(
+        None, "the model's name there, where an upstream serves several", group=PIPELINES
+    )
+    upstream_max_num_seqs: int = _setting(
+        256, "generations given to one upstream at a time", group=PIPELINES, ge=1
+    )
     no_capacity_timeout: float = _setting(
         120.0,
         "seconds that a running answer waits for a pipeline when all are lost",
