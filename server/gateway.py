@@ -132,7 +132,6 @@ class Limits:
 
     max_body_bytes: int = 16 * 1024 * 1024
     max_json_depth: int = 128
-    body_timeout_s: float = 60.0
     stream_interval: int = 1
 
 

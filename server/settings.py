@@ -163,7 +163,7 @@ class Settings(BaseSettings):
     open_metrics: bool = _setting(True, "serve /metrics without a key", group=HTTP)
     docs: bool = _setting(True, "serve /docs, /redoc and /openapi.json", group=HTTP)
     keep_alive_timeout: float = _setting(
-        75.0, "seconds that an idle connection stays open", group=HTTP, gt=0
+        75.0, "seconds that a connection stays open without a request", group=HTTP, gt=0
     )
     sse_keep_alive_interval: float = _setting(
         15.0,
@@ -228,7 +228,12 @@ class Settings(BaseSettings):
         16 * 1024 * 1024, "size of a request body; more gets 413", group=LIMITS, ge=1024
     )
     max_json_depth: int = _setting(128, "nesting of a JSON body", group=LIMITS, ge=4, le=1000)
-    body_timeout: float = _setting(60.0, "seconds for a request body to arrive", group=LIMITS, gt=0)
+    body_timeout: float = _setting(
+        60.0,
+        "seconds for a request's head to arrive, and then its body; more gets 408",
+        group=LIMITS,
+        gt=0,
+    )
     stalled_reader_timeout: float = _setting(
         300.0, "seconds that a client may not read its stream", group=LIMITS, gt=0
     )
