@@ -85,7 +85,8 @@ def model_not_found(name: str, served: list[str]) -> ModelNotFound:
 class Admission:
     """Counts what is in flight and refuses what is too much.
 
-    max_requests: HTTP requests being answered. max_queue: generations beyond the engine's seats.
+    max_requests: HTTP requests being answered. max_queue: generations beyond the engine's seats. A
+    single request with more of them passes where nothing else runs: it could never be served else.
     """
 
     def __init__(self, *, max_requests: int, max_queue: int) -> None:

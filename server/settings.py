@@ -163,7 +163,7 @@ class Settings(BaseSettings):
     open_metrics: bool = _setting(True, "serve /metrics without a key", group=HTTP)
     docs: bool = _setting(True, "serve /docs, /redoc and /openapi.json", group=HTTP)
     keep_alive_timeout: float = _setting(
-        75.0, "seconds that a connection stays open without a request", group=HTTP, gt=0
+        75.0, "seconds that an idle connection stays open", group=HTTP, gt=0
     )
     sse_keep_alive_interval: float = _setting(
         15.0,
@@ -216,7 +216,10 @@ class Settings(BaseSettings):
         4096, "requests being answered at once; more get 429", group=LIMITS, ge=1
     )
     max_queue_length: int = _setting(
-        2048, "generations waiting for the engine; more get 429", group=LIMITS, ge=0
+        2048,
+        "generations waiting for the engine; more get 429, but one request alone may bring more",
+        group=LIMITS,
+        ge=0,
     )
     max_pooling_queue: int = _setting(
         20_000,
