@@ -15,7 +15,6 @@ from server.errors import (
     BadBody,
     BodyTooLarge,
     ErrorReply,
-    RequestTimeout,
     WrongContentType,
 )
 
@@ -57,39 +56,35 @@ def _check_json_type(scope: Scope) -> None:
     )
 
 
-async def read_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+async def read_body(receive: Receive, *, max_bytes: int) -> bytes:
     """The whole request body.
 
-    Raises BodyTooLarge as soon as the limit is passed, RequestTimeout, ClientGone.
+    Raises BodyTooLarge as soon as the limit is passed, ClientGone, and what `receive` raises: of
+    our HttpProtocol, RequestTimeout.
     """
     chunks: list[bytes] = []
     size = 0
-    with anyio.move_on_after(timeout_s) as scope:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > max_bytes:
-                raise BodyTooLarge(f"The request body is over the limit of {max_bytes} bytes.")
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                break
-    if scope.cancelled_caught:
-        raise RequestTimeout(f"The request body did not arrive within {timeout_s:g} s.")
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise BodyTooLarge(f"The request body is over the limit of {max_bytes} bytes.")
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            break
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def read_json(
-    scope: Scope, receive: Receive, *, max_bytes: int, max_depth: int, timeout_s: float
-) -> Any:
+async def read_json(scope: Scope, receive: Receive, *, max_bytes: int, max_depth: int) -> Any:
     """The decoded JSON body. Raises the HttpErrors of `read_body`, WrongContentType, BadBody."""
     _check_json_type(scope)
     length = header(scope, b"content-length")
     if length is not None and length.isdigit() and int(length) > max_bytes:
         raise BodyTooLarge(f"The request body is over the limit of {max_bytes} bytes.")
-    raw = await read_body(receive, max_bytes=max_bytes, timeout_s=timeout_s)
+    raw = await read_body(receive, max_bytes=max_bytes)
     if not raw.strip():
         raise BadBody("The request body is empty; a JSON object is expected.")
     _check_nesting(raw, max_depth)

@@ -11,7 +11,7 @@ HttpError (a ShuntyardError that only HTTP knows)
 ├── MethodNotAllowed    405
 ├── BodyTooLarge        413
 ├── WrongContentType    415
-├── RequestTimeout      408   the body did not arrive in time
+├── RequestTimeout      408   the request did not arrive in time
 └── ShuttingDown        503
 
 `describe` maps every ShuntyardError, these and those of `spot.errors`; a test proves that each
@@ -168,7 +168,7 @@ def describe(error: ShuntyardError) -> ErrorReply:
         headers.append((b"allow", error.allow.encode("latin-1")))
     elif isinstance(error, ModelNotFound):
         param = "model"
-    elif isinstance(error, BodyTooLarge):
+    elif isinstance(error, (BadHttp, BodyTooLarge, RequestTimeout)):
         headers.append((b"connection", b"close"))
     elif isinstance(error, (EngineUnavailable, ShuttingDown)):
         headers.append((b"retry-after", b"5"))

@@ -85,7 +85,8 @@ def model_not_found(name: str, served: list[str]) -> ModelNotFound:
 class Admission:
     """Counts what is in flight and refuses what is too much.
 
-    max_requests: HTTP requests being answered. max_queue: generations beyond the engine's seats.
+    max_requests: HTTP requests being answered. max_queue: generations beyond the engine's seats. A
+    single request with more of them passes where nothing else runs: it could never be served else.
     """
 
     def __init__(self, *, max_requests: int, max_queue: int) -> None:
@@ -132,7 +133,6 @@ class Limits:
 
     max_body_bytes: int = 16 * 1024 * 1024
     max_json_depth: int = 128
-    body_timeout_s: float = 60.0
     stream_interval: int = 1
 
 

@@ -152,7 +152,6 @@ def _build_gateway(
         limits=Limits(
             max_body_bytes=settings.max_body_bytes,
             max_json_depth=settings.max_json_depth,
-            body_timeout_s=settings.body_timeout,
             stream_interval=settings.stream_interval,
         ),
         salt_secret=secrets.token_bytes(32) if len(settings.keys_by_tenant) > 1 else None,

@@ -70,9 +70,7 @@ def output_limit(
     than the context could ever hold.
     """
     room = max_model_len - num_prompt_tokens
-    if room < 1 and requested != 0:
-        raise context_exceeded(max_model_len, num_prompt_tokens, prompt_param)
-    if room < 0:
+    if room < 1:  # also for none: the engine makes at least one, which is then dropped
         raise context_exceeded(max_model_len, num_prompt_tokens, prompt_param)
     if requested is None:
         return room if default is None else min(default, room)

@@ -26,7 +26,7 @@ from server.endpoints.pooling import pooling_routes
 from server.errors import ShuttingDown
 from server.gateway import Gateway
 from server.heap import freeze_heap
-from server.http_protocol import HttpProtocol
+from server.http_protocol import http_protocol
 from server.logs import RequestLog, configure_logging, is_json
 from server.parts import Parts, build_parts
 from server.settings import Settings, SettingsError
@@ -281,14 +281,13 @@ def _uvicorn_config(settings: Settings, app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http=HttpProtocol,
+        http=http_protocol(idle_s=settings.keep_alive_timeout, arrival_s=settings.body_timeout),
         ws="none",
         lifespan="off",
         log_config=None,
         log_level=settings.log_level,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=int(settings.keep_alive_timeout),
         backlog=min(4096, os.sysconf("SC_OPEN_MAX")),
         ssl_keyfile=settings.ssl_keyfile,
         ssl_certfile=settings.ssl_certfile,

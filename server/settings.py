@@ -222,7 +222,10 @@ class Settings(BaseSettings):
         4096, "requests being answered at once; more get 429", group=LIMITS, ge=1
     )
     max_queue_length: int = _setting(
-        2048, "generations waiting for the engine; more get 429", group=LIMITS, ge=0
+        2048,
+        "generations waiting for the engine; more get 429, but one request alone may bring more",
+        group=LIMITS,
+        ge=0,
     )
     max_pooling_queue: int = _setting(
         20_000,
@@ -234,7 +237,12 @@ class Settings(BaseSettings):
         16 * 1024 * 1024, "size of a request body; more gets 413", group=LIMITS, ge=1024
     )
     max_json_depth: int = _setting(128, "nesting of a JSON body", group=LIMITS, ge=4, le=1000)
-    body_timeout: float = _setting(60.0, "seconds for a request body to arrive", group=LIMITS, gt=0)
+    body_timeout: float = _setting(
+        60.0,
+        "seconds for a request's head to arrive, and then its body; more gets 408",
+        group=LIMITS,
+        gt=0,
+    )
     stalled_reader_timeout: float = _setting(
         300.0, "seconds that a client may not read its stream", group=LIMITS, gt=0
     )

@@ -32,7 +32,7 @@ from server.app import HttpOptions, build_app
 from server.demo_model import ensure_demo_model
 from server.errors import ShuttingDown
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
-from server.http_protocol import HttpProtocol
+from server.http_protocol import HttpProtocol, http_protocol
 from server.logs import RequestLog
 from server.metrics import Metrics
 from server.sampling import SamplingDefaults
@@ -339,6 +339,8 @@ def serving(
     max_requests: int = 10_000,
     max_queue: int = 10_000,
     keep_alive_s: float = 0.0,
+    idle_s: float = 75.0,
+    arrival_s: float = 60.0,
     stalled_reader_s: float = 60.0,
     send_buffer: int | None = None,
     salt_secret: bytes | None = None,
@@ -355,6 +357,7 @@ def serving(
         as long as it serves. policy: when.
 
     script: a script, the text to say, the token ids to emit, or None for the seeded model.
+    idle_s, arrival_s: the connection's deadlines.
     send_buffer: bytes that the kernel takes for a client that does not read.
     further_routes: makes routes from the gateway, as the composition root does.
     wrap: puts something around the whole application.
@@ -403,7 +406,8 @@ def serving(
         further_routes=further_routes(gateway) if further_routes else (),
         further_models=further_models,
     )
-    thread = _LoopThread(wrap(app) if wrap else app, gateway, engine, served)
+    protocol = http_protocol(idle_s=idle_s, arrival_s=arrival_s)
+    thread = _LoopThread(wrap(app) if wrap else app, gateway, engine, served, protocol)
     port = thread.start(send_buffer)
     server = Server(port, engine, gateway, tokenizer, thread, fleet)
     try:
@@ -456,9 +460,15 @@ class _LoopThread:
     """Runs the engine, the keeper and uvicorn on an event loop of their own."""
 
     def __init__(
-        self, app: ASGIApp, gateway: Gateway, engine: ScriptedEngine, served: Engine
+        self,
+        app: ASGIApp,
+        gateway: Gateway,
+        engine: ScriptedEngine,
+        served: Engine,
+        protocol: type[HttpProtocol],
     ) -> None:
         self._app = app
+        self._protocol = protocol
         self._gateway = gateway
         self._engine = engine
         self._served = served
@@ -519,13 +529,12 @@ class _LoopThread:
     async def _serve(self) -> None:
         config = uvicorn.Config(
             self._app,
-            http=HttpProtocol,
+            http=self._protocol,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=75,
         )
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         async with anyio.from_thread.BlockingPortal() as self._portal, self._served:

@@ -178,9 +178,7 @@ def _frame(event: FleetEvent) -> bytes:
 async def _json(scope: Scope, receive: Receive, *, may_be_empty: bool = False) -> object:
     if may_be_empty and header(scope, b"content-length") in (None, b"0"):
         return {}
-    body = await read_json(
-        scope, receive, max_bytes=_MAX_BODY_BYTES, max_depth=16, timeout_s=_KEEP_ALIVE_S
-    )
+    body = await read_json(scope, receive, max_bytes=_MAX_BODY_BYTES, max_depth=16)
     if not isinstance(body, dict):
         raise BadBody("The request body must be a JSON object.")
     return body

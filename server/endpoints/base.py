@@ -32,7 +32,6 @@ class JsonEndpoint(ABC, Generic[B]):
                 receive,
                 max_bytes=limits.max_body_bytes,
                 max_depth=limits.max_json_depth,
-                timeout_s=limits.body_timeout_s,
             )
             body = parse_body(self.body_type, raw)
 

@@ -27,7 +27,6 @@ from server.errors import (
     BadBody,
     BodyTooLarge,
     ErrorReply,
-    RequestTimeout,
     WrongContentType,
 )
 from tests.fakes import Wire, body_messages, http_scope
@@ -49,7 +48,6 @@ async def read(
         wire.receive,
         max_bytes=max_bytes,
         max_depth=max_depth,
-        timeout_s=5,
     )
 
 
@@ -128,7 +126,7 @@ async def test_a_body_over_the_limit_is_refused_by_its_length() -> None:
     wire = Wire()
     scope = http_scope(headers=[JSON, ("content-length", "1001")])
     with pytest.raises(BodyTooLarge, match="1000 bytes"):
-        await read_json(scope, wire.receive, max_bytes=1000, max_depth=8, timeout_s=5)
+        await read_json(scope, wire.receive, max_bytes=1000, max_depth=8)
 
 
 async def test_a_body_over_the_limit_is_refused_as_soon_as_it_is() -> None:
@@ -140,7 +138,7 @@ async def test_a_body_over_the_limit_is_refused_as_soon_as_it_is() -> None:
         return {"type": "http.request", "body": b"x" * 400, "more_body": True}
 
     with pytest.raises(BodyTooLarge):
-        await read_body(receive, max_bytes=1000, timeout_s=5)
+        await read_body(receive, max_bytes=1000)
     assert received == 3
 
 
@@ -152,16 +150,7 @@ async def test_a_body_of_exactly_the_limit_passes() -> None:
 async def test_a_client_that_leaves_while_sending_is_gone() -> None:
     wire = Wire({"type": "http.request", "body": b"{", "more_body": True})
     with pytest.raises(ClientGone):
-        await read_body(wire.receive, max_bytes=10, timeout_s=5)
-
-
-async def test_a_body_that_does_not_arrive_times_out() -> None:
-    async def receive() -> Message:
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    with pytest.raises(RequestTimeout, match=r"within 0\.01 s"):
-        await read_body(receive, max_bytes=10, timeout_s=0.01)
+        await read_body(wire.receive, max_bytes=10)
 
 
 async def test_nesting_is_bounded() -> None:

@@ -110,6 +110,8 @@ def test_an_unknown_model_is_a_matter_of_the_model_field() -> None:
         (http.Unauthorized("who?"), (b"www-authenticate", b"Bearer")),
         (http.MethodNotAllowed("no", allow="GET, HEAD"), (b"allow", b"GET, HEAD")),
         (http.BodyTooLarge("big"), (b"connection", b"close")),
+        (http.BadHttp("odd"), (b"connection", b"close")),
+        (http.RequestTimeout("late"), (b"connection", b"close")),
     ],
 )
 def test_errors_that_need_a_header_have_it(

@@ -66,14 +66,14 @@ def test_more_than_the_context_could_hold_is_refused() -> None:
     assert caught.value.param == "max_tokens"
 
 
-@pytest.mark.parametrize(("requested", "prompt"), [(None, 100), (1, 100), (5, 101), (0, 101)])
+@pytest.mark.parametrize(("requested", "prompt"), [(None, 100), (1, 100), (5, 101), (0, 100)])
 def test_a_prompt_without_room_is_refused(requested: int | None, prompt: int) -> None:
     with pytest.raises(ContextLengthExceeded, match="maximum context length is 100 tokens"):
         limit(requested, prompt=prompt)
 
 
-def test_a_full_prompt_may_be_scored_alone() -> None:
-    assert limit(0, prompt=100) == 0
+def test_a_prompt_with_room_for_one_token_may_be_scored_alone() -> None:
+    assert limit(0, prompt=99) == 0
 
 
 def test_the_length_is_told_where_it_is_known() -> None:

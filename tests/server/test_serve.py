@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,3 +54,9 @@ def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:
 def test_settings_that_do_not_go_together_stop_the_start(settings: Settings, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         serve._check_together(settings)
+
+
+def test_a_connection_has_the_deadlines_of_the_settings() -> None:
+    settings = Settings(keep_alive_timeout=0.5, body_timeout=2)
+    protocol: Any = serve._uvicorn_config(settings, None).http
+    assert (protocol.idle_s, protocol.arrival_s) == (0.5, 2)

@@ -77,8 +77,8 @@ def test_of_duplicate_keys_the_last_wins(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def small() -> Any:
-    limits = Limits(max_body_bytes=1000, body_timeout_s=0.2)
-    with serving("The answer.", limits=limits) as running:
+    limits = Limits(max_body_bytes=1000)
+    with serving("The answer.", limits=limits, arrival_s=0.2) as running:
         yield running
 
 

@@ -230,6 +230,9 @@ def test_a_prompt_over_the_context_names_the_prompt() -> None:
             assert "maximum context length is 32 tokens" in error["message"]
         assert server.complete([5] * 32, max_tokens=1).status_code == 400
         assert server.complete([5] * 31, max_tokens=1).status_code == 200
+        scored = server.complete([5] * 32, max_tokens=0, echo=True, logprobs=1)
+        assert scored.json()["error"]["code"] == "context_length_exceeded"
+        assert server.complete([5] * 31, max_tokens=0, echo=True, logprobs=1).status_code == 200
 
 
 def test_prompt_logprobs_come_per_choice(seeded: Server) -> None:

@@ -96,6 +96,11 @@ def test_the_load_of_the_engine_is_shown() -> None:
         assert len(server.engine.aborted) == 3
 
 
+def test_one_request_alone_may_bring_more_than_the_queue_takes() -> None:
+    with serving("x", max_num_seqs=1, max_queue=0) as server:
+        assert server.chat(n=5).status_code == 200
+
+
 def test_a_full_queue_is_a_429_before_any_work() -> None:
     with serving("x", faults=Faults(stall_at_token=0), max_num_seqs=2, max_queue=1) as server:
         body = json.dumps(chat_body(n=3)).encode()
