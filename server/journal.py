@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -90,6 +90,7 @@ class Journal:
     max_bytes: beyond this, room is made by forgetting: first what has ended, then what nobody
         answers from, oldest first. Where there is none of these, new requests are not taken.
     now_s: wall-clock seconds.
+    identities: names of tenants that stay theirs when the server is started with other settings.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class Journal:
         now_s: Callable[[], float],
         ttl_s: float = 3600.0,
         max_bytes: int = 1024**3,
+        identities: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = folder
+        self._identities = identities or {}
         self._now_s = now_s
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
@@ -117,6 +120,7 @@ class Journal:
         self._next_entry = 1
         self._tidied_s = 0.0
         self._is_failing = False
+        self.num_write_failures = 0
         self.is_full = False
         self.num_bytes = 0
         self.num_resumed = 0
@@ -200,7 +204,7 @@ class Journal:
         return len(self._entries)
 
     def find(self, tenant: str, request_id: str) -> Entry | None:
-        entry = self._entries.get((tenant, request_id))
+        entry = self._entries.get((self._identities.get(tenant, tenant), request_id))
         if entry is not None and entry.answering is None and self._is_stale(entry):
             self.forget(entry)
             return None
@@ -213,7 +217,8 @@ class Journal:
             self.tidy()
         if not self._has_room():
             return None
-        entry = Entry(self._next_entry, tenant, request_id, endpoint, digest, now_s)
+        owner = self._identities.get(tenant, tenant)
+        entry = Entry(self._next_entry, owner, request_id, endpoint, digest, now_s)
         self._next_entry += 1
         self._add(entry)
         return entry
@@ -291,6 +296,7 @@ class Journal:
             if not self._is_failing:
                 logger.error("the journal cannot be written: %s", error)
             self._is_failing = True
+            self.num_write_failures += 1
             self._end_segment()  # its end may be torn
             for entry in touched:
                 self.forget(entry)

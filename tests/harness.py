@@ -35,6 +35,7 @@ from server.errors import ShuttingDown
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
 from server.http_protocol import HttpProtocol, http_protocol
 from server.journal import Journal
+from server.journal_metrics import JournalMetrics
 from server.logs import RequestLog
 from server.metrics import Metrics
 from server.sampling import SamplingDefaults
@@ -408,6 +409,7 @@ def serving(
     )
     if gateway.journal is not None:
         gateway.journal.open()
+        gateway.metrics.registry.register(JournalMetrics(gateway.journal))
     app: ASGIApp = build_app(
         gateway,
         options=http,
