@@ -68,10 +68,14 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class _Segment:
+    """One file. entries: those with records in it, unless forgotten. dropped: those of which it
+    says that they count no longer."""
+
     number: int
     path: Path
     num_bytes: int = 0
     entries: dict[int, Entry] = field(default_factory=dict)
+    dropped: list[Entry] = field(default_factory=list)
 
 
 class JournalUnusable(Exception):
@@ -191,6 +195,7 @@ class Journal:
         if known.records is not None:
             known.records.append(record)
         if isinstance(record, Dropped):
+            segment.dropped.append(known)
             self.forget(known)
         elif isinstance(record, Ended):
             known.is_ended, known.last_s, known.records = True, record.at_s, None
@@ -265,8 +270,10 @@ class Journal:
 
     def append(self, entry: Entry, record: Record) -> None:
         """Write a record at the end of this turn of the event loop, or at `flush`."""
-        if entry.is_dropped:
-            return
+        if not entry.is_dropped:
+            self._append(entry, record)
+
+    def _append(self, entry: Entry, record: Record) -> None:
         if not self._buffer:
             self._flush_soon()
         self._buffer.append(encode(record))
@@ -303,7 +310,9 @@ class Journal:
             return
         self._is_failing = False
         for entry in touched:
-            if not entry.is_dropped:
+            if entry.is_dropped:
+                segment.dropped.append(entry)
+            else:
                 self._note(entry, segment, start, segment.num_bytes)
         if segment.num_bytes >= self._segment_bytes:
             self._end_segment()
@@ -393,6 +402,9 @@ class Journal:
                 segment.path.unlink(missing_ok=True)
                 self.num_bytes -= segment.num_bytes
                 del self._segments[number]
+                for entry in segment.dropped:
+                    if any(other in self._segments for other in entry.spans):
+                        self._append(entry, Dropped(entry.number))
 
     # Reading -------------------------------------------------------------------------------
 
