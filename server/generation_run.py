@@ -126,7 +126,13 @@ class GenerationRun:
             return result
         now_s = asyncio.get_running_loop().time()
         for index, delta in deltas:
-            self._note(index, delta)
+            if (
+                delta.num_cached_tokens is not None
+                or delta.queue_s is not None
+                or delta.prompt_logprobs is not None
+                or delta.num_migrations
+            ):
+                self._note(index, delta)
             piece = self._assemblers[index].push(delta)
             self._record.num_output_tokens += len(piece.token_ids)
             if piece.finish_reason is not None:

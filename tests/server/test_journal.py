@@ -17,6 +17,7 @@ from server.app import HttpOptions
 from server.gateway import ChatOptions
 from server.journal import Journal
 from spot.engines.scripted import Faults
+from spot.errors import EngineFailed
 from spot.parsed import OutputParser, ParsedDelta, ToolCallDelta
 from tests.harness import Server, chat_body, http_request, serving, until
 from tests.server.test_migration import JSON_CASES, MODEL_CASES, POLICY, SAID, SAID_CASES
@@ -146,6 +147,8 @@ def cases() -> Iterator[Any]:
     yield "hairy", HAIRY, CHAT, chat_body("x", stop=["STOP"], logprobs=True, **USAGE)
     yield "held back", "xxSTO", CHAT, chat_body("x", stop=["STOP"], **USAGE)
     yield "stop, completions", HAIRY, COMPLETIONS, {"prompt": "x", "stop": ["STOP"], **USAGE}
+    usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    yield "continuous usage", SAID, CHAT, chat_body("x", **usage)
     yield "no usage", SAID, CHAT, chat_body("x")
     yield "nothing", SAID, COMPLETIONS, {"prompt": "x", "echo": True, "max_tokens": 0}
     ids = {"return_token_ids": True, "n": 2, "logprobs": 1, "echo": True, "max_tokens": 12}
@@ -542,6 +545,23 @@ def test_without_a_journal_there_are_no_ids_and_headers_change_nothing() -> None
         assert server.stream(CHAT, chat_body("y"), headers=headers).status == 200
 
 
+def test_what_one_step_brings_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(None, journal=tmp_path, step_time_s=0.005) as server:
+        journal = server.gateway.journal
+        assert journal is not None
+        sizes: list[int] = []
+        write = journal._write
+
+        def counted(segment: Any, data: bytes) -> None:
+            sizes.append(len(data))
+            write(segment, data)
+
+        monkeypatch.setattr(journal, "_write", counted)
+        Client(server, "a", CHAT, chat_body("x", **LONG, n=8)).read()
+    # One for each of 60 steps; the others are the file's head, the request and its end.
+    assert len(sizes) <= 60 + 4
+
+
 def test_the_official_client_reads_a_journaled_stream(tmp_path: Path) -> None:
     with serving("Hello there.", journal=tmp_path) as server:
         stream = server.openai().chat.completions.create(
@@ -549,3 +569,31 @@ def test_the_official_client_reads_a_journaled_stream(tmp_path: Path) -> None:
         )
         text = "".join(c.choices[0].delta.content or "" for c in stream)
         assert text == "Hello there."
+
+
+def test_the_documentations_client_gets_through_crashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    example: dict[str, Any] = {}
+    exec(code, example)
+    monkeypatch.setattr(example["time"], "sleep", lambda seconds: None)
+    body = chat_body("x", **LONG, stream=True)
+    with serving(None, journal=tmp_path, step_time_s=0.002) as server:
+        whole = Client(server, "whole", CHAT, body).read().answer["choices"][0]["text"]
+        texts = []
+        for number, text in enumerate(example["chat"](server.url, body)):
+            texts.append(text)
+            if number % 10 == 5:
+                for run in list(server.gateway.live):
+                    server.call(run.fail, EngineFailed("lost"))
+            elif number % 10 == 9:
+                server.call(abort_connections, server)
+        assert "".join(texts) == whole
+        assert server.metric("shuntyard_journal_resumed_total") > 4
+
+
+def abort_connections(server: Server) -> None:
+    for connection in list(server._loop.uvicorn.server_state.connections):
+        connection.transport.abort()  # type: ignore[union-attr]
