@@ -118,13 +118,22 @@ class NumberedWriter(ChunkWriter):
         return b"".join(numbered[skipped:])
 
     def piece(self, index: int, piece: Piece, run: GenerationRun) -> bytes:
-        frames = _frames(self._writer.piece(index, piece, run))
+        data = self._writer.piece(index, piece, run)
         num_tokens = self._num_tokens[index] + len(piece.token_ids)
         self._num_tokens[index] = num_tokens
         is_finished = piece.finish_reason is not None
         shown = self._shown[index]
-        if shown.includes(num_tokens, is_finished):
+        if num_tokens <= shown.num_tokens and shown.includes(num_tokens, is_finished):
             return b""
+        if not is_finished and not shown.num_events and data.count(b"\n\n") == 1:
+            # The common case, without ado.
+            shown.num_tokens = num_tokens
+            self._parts[index] = b"%d" % num_tokens
+            return b"id: %b\n%b" % (self._id, data)
+        return self._piece(index, _frames(data), num_tokens, is_finished)
+
+    def _piece(self, index: int, frames: list[bytes], num_tokens: int, is_finished: bool) -> bytes:
+        shown = self._shown[index]
         if not frames and shown.num_events:
             return b""  # the events that the client has are those of a later piece
         reached = Reached(num_tokens, is_finished)

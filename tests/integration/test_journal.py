@@ -124,6 +124,7 @@ def test_kill_9_of_the_server_costs_no_token(tmp_path: Path) -> None:
             assert plain(whole) == wholes[case], case
             again = answer([data for _, data in events(second, case, f"{case}-w")])
             assert plain(again) == wholes[case], case
+        assert second.metric("vllm:generation_tokens_total") > 0, "all was made before the crash"
         assert second.metric("shuntyard_journal_resumed_total") == 2 * len(CASES)
     finally:
         second.close()

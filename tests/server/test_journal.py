@@ -201,9 +201,16 @@ def test_a_server_that_died_after_any_event_is_not_missed(name: str, tmp_path: P
             assert client.read().answer == whole.answer, f"crashed after {cut} events"
 
 
-@pytest.mark.parametrize("name", [*MODEL_CASES, "stop", "required", "ids", "nothing"])
+PROMPT_LOGPROBS = {"prompt_logprobs": 2, "logprobs": True, "max_tokens": 16, "n": 2}
+WHOLE_CASES = {
+    **{name: CASES[name] for name in (*MODEL_CASES, "stop", "required", "ids", "nothing")},
+    "prompt_logprobs": (SAID, CHAT, chat_body("x", **PROMPT_LOGPROBS)),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_CASES)
 def test_an_answer_in_one_piece_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
-    script, path, body = CASES[name]
+    script, path, body = WHOLE_CASES[name]
     body = {k: v for k, v in body.items() if k != "stream_options"}
     faults = Faults()
     with serving(script, journal=tmp_path, faults=faults, step_time_s=0.0) as server:
@@ -356,6 +363,19 @@ def test_another_tenant_gets_nothing(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         assert path.stat().st_mode & 0o777 == 0o600
         assert b"-raw" not in path.read_bytes()
+
+
+def test_another_model_does_not_go_on_with_what_this_one_began(tmp_path: Path) -> None:
+    body = chat_body("x", **LONG)
+    with serving(None, journal=tmp_path, step_time_s=0.002) as server:
+        client = Client(server, "cut", CHAT, body).read(8)
+        whole = Client(server, "whole", CHAT, body).read()
+    with serving(None, journal=tmp_path) as server:
+        server.gateway.model.root = "another"
+        client.server = server
+        with pytest.raises(AssertionError, match="cannot_continue"):
+            client.read()
+        assert Client(server, "whole", CHAT, body).read().events == whole.events
 
 
 @pytest.mark.parametrize(
