@@ -32,6 +32,7 @@ from server.journal_format import (
 logger = logging.getLogger(__name__)
 
 _TIDY_EVERY_S = 10.0
+_RETRY_AFTER_S = 10.0
 _MAX_SEGMENT_BYTES = 16 * 1024 * 1024
 _SEGMENTS = 16
 _PATTERN = "segment-*.journal"
@@ -123,7 +124,7 @@ class Journal:
         self._next_segment = 1
         self._next_entry = 1
         self._tidied_s = 0.0
-        self._is_failing = False
+        self._failed_s: float | None = None
         self.num_write_failures = 0
         self.is_full = False
         self.num_bytes = 0
@@ -220,7 +221,7 @@ class Journal:
         now_s = self._now_s()
         if now_s - self._tidied_s >= _TIDY_EVERY_S:
             self.tidy()
-        if not self._has_room():
+        if self._is_failing() or not self._has_room():
             return None
         owner = self._identities.get(tenant, tenant)
         entry = Entry(self._next_entry, owner, request_id, endpoint, digest, now_s)
@@ -295,20 +296,24 @@ class Journal:
         touched = list(self._touched)
         self._buffer.clear()
         self._touched.clear()
+        if self._is_failing():
+            for entry in touched:
+                self.forget(entry)
+            return
         try:
             segment = self._open_segment()
             start = segment.num_bytes
             self._write(segment, data)
         except OSError as error:
-            if not self._is_failing:
+            if self._failed_s is None:
                 logger.error("the journal cannot be written: %s", error)
-            self._is_failing = True
+            self._failed_s = self._now_s()
             self.num_write_failures += 1
             self._end_segment()  # its end may be torn
             for entry in touched:
                 self.forget(entry)
             return
-        self._is_failing = False
+        self._failed_s = None
         for entry in touched:
             if entry.is_dropped:
                 segment.dropped.append(entry)
@@ -317,6 +322,10 @@ class Journal:
         if segment.num_bytes >= self._segment_bytes:
             self._end_segment()
             self.tidy()
+
+    def _is_failing(self) -> bool:
+        """Whether the disk refused a write, and it is too early to try again."""
+        return self._failed_s is not None and self._now_s() - self._failed_s < _RETRY_AFTER_S
 
     def _write(self, segment: _Segment, data: bytes) -> None:
         assert self._file is not None
