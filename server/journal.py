@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
+from server.journal_entry import Entry, JournalUnusable, Segment, digest_of
 from server.journal_format import (
     MAGIC,
     Asked,
@@ -36,56 +34,6 @@ _RETRY_AFTER_S = 10.0
 _MAX_SEGMENT_BYTES = 16 * 1024 * 1024
 _SEGMENTS = 16
 _PATTERN = "segment-*.journal"
-
-
-class Answering(Protocol):
-    """Somebody who answers from an entry now."""
-
-    async def end(self) -> None:
-        """Stop, and return when that is done."""
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One request in the journal.
-
-    digest: of the endpoint and body. last_s: when it was last written to, or left.
-    spans: by segment, where its records lie. records: what was read at the start, if it had not
-        ended then. answering: who answers from it, if somebody does.
-    """
-
-    number: int
-    tenant: str
-    request_id: str
-    endpoint: str
-    digest: bytes
-    last_s: float
-    is_ended: bool = False
-    is_dropped: bool = False
-    spans: dict[int, tuple[int, int]] = field(default_factory=dict)
-    records: list[Record] | None = None
-    answering: Answering | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Segment:
-    """One file. entries: those with records in it, unless forgotten. dropped: those of which it
-    says that they count no longer."""
-
-    number: int
-    path: Path
-    num_bytes: int = 0
-    entries: dict[int, Entry] = field(default_factory=dict)
-    dropped: list[Entry] = field(default_factory=list)
-
-
-class JournalUnusable(Exception):
-    """The folder cannot be used; the message says why."""
-
-
-def digest_of(endpoint: str, body: bytes) -> bytes:
-    """What two requests have in common if, and only if, they ask the same."""
-    return hashlib.sha256(b"%b\0%b" % (endpoint.encode(), body)).digest()
 
 
 class Journal:
@@ -115,8 +63,8 @@ class Journal:
         self._segment_bytes = min(_MAX_SEGMENT_BYTES, max_bytes // _SEGMENTS)
         self._entries: dict[tuple[str, str], Entry] = {}
         self._by_number: dict[int, Entry] = {}
-        self._segments: dict[int, _Segment] = {}
-        self._current: _Segment | None = None
+        self._segments: dict[int, Segment] = {}
+        self._current: Segment | None = None
         self._file: int | None = None
         self._lock: int | None = None
         self._buffer: list[bytes] = []
@@ -164,7 +112,7 @@ class Journal:
                 logger.warning("%s is no journal of this version; it is left alone", path)
             return
         modified_s = path.stat().st_mtime
-        segment = self._segments[number] = _Segment(number, path, len(data))
+        segment = self._segments[number] = Segment(number, path, len(data))
         self.num_bytes += len(data)
         whole = len(MAGIC)
         for start, stop, records in frames(data, whole, len(data)):
@@ -175,7 +123,7 @@ class Journal:
             logger.warning("%s ends in %d torn bytes", path, len(data) - whole)
 
     def _replay(
-        self, record: Record, segment: _Segment, start: int, stop: int, modified_s: float
+        self, record: Record, segment: Segment, start: int, stop: int, modified_s: float
     ) -> None:
         self._next_entry = max(self._next_entry, record.entry + 1)
         if isinstance(record, Asked):
@@ -327,7 +275,7 @@ class Journal:
         """Whether the disk refused a write, and it is too early to try again."""
         return self._failed_s is not None and self._now_s() - self._failed_s < _RETRY_AFTER_S
 
-    def _write(self, segment: _Segment, data: bytes) -> None:
+    def _write(self, segment: Segment, data: bytes) -> None:
         assert self._file is not None
         view = memoryview(data)
         while view:
@@ -336,14 +284,14 @@ class Journal:
             self.num_bytes += num_written
             view = view[num_written:]
 
-    def _open_segment(self) -> _Segment:
+    def _open_segment(self) -> Segment:
         if self._current is None:
             number = self._next_segment
             path = self._folder / f"segment-{number:010d}.journal"
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND
             self._file = os.open(path, flags, 0o600)
             self._next_segment += 1
-            self._current = self._segments[number] = _Segment(number, path)
+            self._current = self._segments[number] = Segment(number, path)
             self._write(self._current, MAGIC)
         return self._current
 
@@ -353,7 +301,7 @@ class Journal:
             os.close(self._file)
             self._file = None
 
-    def _note(self, entry: Entry, segment: _Segment, start: int, stop: int) -> None:
+    def _note(self, entry: Entry, segment: Segment, start: int, stop: int) -> None:
         first, _ = entry.spans.get(segment.number, (start, stop))
         entry.spans[segment.number] = (first, stop)
         segment.entries[entry.number] = entry
@@ -390,7 +338,7 @@ class Journal:
             )
         return not self.is_full
 
-    def _victim(self) -> _Segment | None:
+    def _victim(self) -> Segment | None:
         """The oldest closed segment of which all has ended, or of which nothing is answered."""
         closed = [s for s in self._segments.values() if s is not self._current]
         idle = [s for s in closed if all(e.answering is None for e in s.entries.values())]

@@ -13,7 +13,8 @@ import orjson
 
 from server.asgi import ClientGone
 from server.errors import Conflict
-from server.journal import Entry, Journal, digest_of
+from server.journal import Journal
+from server.journal_entry import Entry, digest_of
 from server.journal_format import Asked, JobRecord, Joined, Made, Named, WentOn
 from server.journal_past import ChoicePast, Past, past_of
 from server.record import RequestRecord

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from server.endpoints.admin import PipelineFactory
 from server.fleet_metrics import FleetMetrics
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel, unix_s
-from server.journal import Journal, JournalUnusable
+from server.journal import Journal
+from server.journal_entry import JournalUnusable
 from server.journal_metrics import JournalMetrics
 from server.metrics import Metrics
 from server.model_source import ResolvedModel, resolve_model

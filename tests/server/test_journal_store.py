@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.journal import Entry, Journal, JournalUnusable, digest_of
+from server.journal import Journal
+from server.journal_entry import Entry, JournalUnusable, digest_of
 from server.journal_format import (
     MAGIC,
     Asked,
