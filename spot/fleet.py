@@ -64,10 +64,10 @@ class PipelineSpec:
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """An engine of the fleet, and the scope that runs it."""
+    """An engine of the fleet. leave: it shall stop. left: it has."""
 
     spec: PipelineSpec
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    leave: anyio.Event = field(default_factory=anyio.Event)
     left: anyio.Event = field(default_factory=anyio.Event)
     was_ready: bool = False
     num_restarts: int = 0
@@ -263,7 +263,7 @@ class Fleet:
         for live in list(self.state.lives.values()):
             self._end_badly(live, EngineFailed("the server was stopped"))
         for member in self._members.values():
-            member.scope.cancel()
+            member.leave.set()
         with anyio.CancelScope(shield=True):
             for member in list(self._members.values()):
                 await member.left.wait()
@@ -472,18 +472,17 @@ class Fleet:
     def _retire(self, pipeline_id: str) -> None:
         member = self._members.get(pipeline_id)
         if member is not None:
-            member.scope.cancel()
+            member.leave.set()
 
     # Running -------------------------------------------------------------------------------
 
     async def _run_member(self, member: _Member, *, task_status: Any) -> None:
-        """Run one engine until its scope is cancelled; its end is never the fleet's."""
+        """Run one engine until it shall leave. Not by cancelling it: it ends in order."""
         pipeline_id = member.spec.id
         try:
-            with member.scope:
-                async with member.spec.engine:
-                    task_status.started()
-                    await anyio.sleep_forever()
+            async with member.spec.engine:
+                task_status.started()
+                await member.leave.wait()
         finally:
             del self._members[pipeline_id]
             if self.state.pipelines[pipeline_id].state != "gone":
