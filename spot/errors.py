@@ -7,7 +7,8 @@ ShuntyardError
 ├── Overloaded                too much work is queued; worth trying again later
 └── EngineError
     ├── EngineUnavailable     no engine takes work now (starting, dead, draining)
-    └── EngineFailed          the engine ended while it worked on this generation
+    ├── EngineFailed          the engine ended while it worked on this generation
+    └── GenerationFailed      a fault of ours with this one generation; the engine is well
 
 The HTTP status of each is decided in `server.errors`, nowhere else.
 """
@@ -70,3 +71,10 @@ class EngineUnavailable(EngineError):
 
 class EngineFailed(EngineError):
     """The engine ended, or reported a fault, while it worked on this generation."""
+
+
+class GenerationFailed(EngineError):
+    """A fault of ours with this one generation, on an engine that is well.
+
+    Another engine would fail at it too: it is not tried again.
+    """

@@ -26,7 +26,13 @@ from spot.engines.codec import (
 from spot.engines.host_process import HostConfig
 from spot.engines.host_supervisor import HostSupervisor
 from spot.engines.vllm_compat.progress import describe
-from spot.errors import EngineFailed, EngineUnavailable, InvalidRequest, ShuntyardError
+from spot.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    ShuntyardError,
+)
 from spot.generation import Generation
 
 __all__ = ["HostConfig", "HostedEngine"]
@@ -150,7 +156,8 @@ class HostedEngine:
                 refusal = InvalidRequest(message.message, param=message.param)
                 self._end_badly(message.handle, refusal)
             case Failed():
-                self._end_badly(message.handle, EngineFailed(message.message))
+                kind = GenerationFailed if message.everywhere else EngineFailed
+                self._end_badly(message.handle, kind(message.message))
             case Ready(card):
                 self._card = card
 

@@ -103,7 +103,7 @@ to_gateway = st.one_of(
         stats=st.none() | stats,
     ),
     st.builds(Refused, handle=handles, message=texts, param=st.none() | texts),
-    st.builds(Failed, handle=handles, message=texts),
+    st.builds(Failed, handle=handles, message=texts, everywhere=st.booleans()),
     st.builds(Pong, number=handles),
     st.builds(Dead, message=texts, fatal=st.booleans()),
 )
