@@ -8,7 +8,8 @@ Ambiguity is undecidable, so what is refused is what it needs:
   `e ::= e "+" t` is fine),
 - a rule with two neighbours of which the first can end, or the second begin, with that rule
   (`x ::= "a" x*`; `s ::= "(" s* ")"` is fine),
-- loops in loops, counted repetition and sets of many characters, beyond small limits.
+- loops in loops, counted repetition, optional parts and sets of many characters, beyond small
+  limits.
 
 The grammar is read for its shape only; what is no grammar is left to the compiler.
 """
@@ -18,12 +19,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from spot.engines.vllm_compat.pattern_cost import MAX_UNROLLED_MASKS
 
-MAX_NESTED_REPETITION = 32
+MAX_NESTED_REPETITION = 10
 MAX_TOTAL_REPETITION = 260
 MAX_WIDE_SETS = 64
+MAX_OPTIONAL_PARTS = 10
 MAX_GRAMMAR_RULES = 200
 MAX_NESTED_LOOPS = 3
 
@@ -39,7 +42,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _NUMBER = re.compile(r"\d{1,18}")
-_WIDE_SET = re.compile(r"^\[\^|-|\\|.{8}", re.DOTALL)
+_WIDE_SET = re.compile(r"^\[\^|\w-\w|\\[wWSDpPxuU]|.{24}", re.DOTALL)
 _EMPTY_TEXTS = ('""', "''")
 
 
@@ -53,6 +56,7 @@ class _Item:
 
     name: str | None = None
     group: _Group | None = None
+    is_wide: bool = False
     is_optional: bool = False
     is_loop: bool = False
     times: int = 1
@@ -113,6 +117,20 @@ def _check_sizes(tokens: list[tuple[str, str]]) -> None:
         raise TooCostly(
             f"it has {num_wide} sets of many characters, at most {MAX_WIDE_SETS} are allowed"
         )
+    num_optional = sum(
+        kind == "loop" and text != "*" and _is_zero(text) and before != "text"
+        for (before, _), (kind, text) in pairwise(tokens)
+    )
+    if num_wide and num_optional > MAX_OPTIONAL_PARTS:
+        raise TooCostly(
+            f"it has {num_optional} optional parts besides texts, at most {MAX_OPTIONAL_PARTS} are "
+            "allowed where there are sets of many characters"
+        )
+
+
+def _is_zero(loop: str) -> bool:
+    """Whether a repetition lets its part be missing."""
+    return loop in "?*" or (loop[0] in "{~" and int((_NUMBER.findall(loop) or ["0"])[0]) == 0)
 
 
 def _read(tokens: list[tuple[str, str]]) -> dict[str, _Group]:
@@ -139,7 +157,8 @@ def _read(tokens: list[tuple[str, str]]) -> dict[str, _Group]:
             case "name":
                 sequence.append(_Item(name=text))
             case "text" | "set" | "regex":
-                sequence.append(_Item(is_optional=text in _EMPTY_TEXTS))
+                is_wide = kind == "set" and bool(_WIDE_SET.search(text))
+                sequence.append(_Item(is_optional=text in _EMPTY_TEXTS, is_wide=is_wide))
     for rule in rules.values():
         del rule.sequences[0]
     return rules
@@ -147,10 +166,9 @@ def _read(tokens: list[tuple[str, str]]) -> dict[str, _Group]:
 
 def _repeat(item: _Item, loop: str) -> None:
     counts = [int(count) for count in _NUMBER.findall(loop)]
-    is_counted = loop[0] in "{~"
     item.times *= max([1, *counts])
     item.is_loop |= loop != "?" and counts != [1]
-    item.is_optional |= loop in "?*" or (is_counted and (not counts or counts[0] == 0))
+    item.is_optional |= _is_zero(loop)
 
 
 class _Shape:
@@ -192,6 +210,12 @@ class _Shape:
                 ends = self._ends(sequence)
                 if name in _all(self._first, ends.first) & _all(self._last, ends.last):
                     raise TooCostly(f"the rule '{name[:64]}' can both begin and end with itself")
+                for inner, after in pairwise(sequence):
+                    if after.is_wide and inner.name and name in self._used.get(inner.name, ()):
+                        raise TooCostly(
+                            f"in the rule '{name[:64]}' a set of many characters follows the rule "
+                            "itself"
+                        )
             for pair in self._neighbours(rule):
                 last, first = ({n for n in part if name in self._used[n]} for part in pair)
                 if not last or not first:

@@ -108,6 +108,9 @@ HOSTILE = {
     ),
     "counts in a grammar": grammar("root ::= ([a-z]{1,100}){1,100}"),
     "count of a rule": grammar("root ::= x{50}\nx ::= y{50}\ny ::= [a-z]{1,50}"),
+    "a chain of optional characters": regex(".?" * 16),
+    "a chain in a grammar": grammar("root ::= " + "[^\\n]? " * 16),
+    "a palindrome": grammar("root ::= x\nx ::= [^\\n] x [^\\n] | [^\\n]"),
     "an ambiguous sum": grammar('root ::= e\ne ::= e "+" e | [0-9]'),
     "regular expression in Lark": grammar("start: /(.{1,30}){1,30}/"),
     "many sets": grammar("root ::= " + "[^\\n]? " * 400),
@@ -187,7 +190,7 @@ EVERYDAY = {
     "date": regex(r"(?<year>\d{4})-(?<month>\d{2})-(?P<day>\d{2})"),
     "a loop in a loop": regex("(a+)+$"),
     "letters": regex("[A-Z]{1,2000}"),
-    "text with an end": regex(r"([^,]*,)? .*\.[a-z]{0,100}"),
+    "text with an end": regex(r"([^,]*,)? .*\.[a-z]{2,10}"),
     "what Python cannot read, and is small": regex(r"\p{Lu}\p{L}+"),
     "pattern": patterned(r"^[A-Z]{2}-\d{4,8}$"),
     "expressions": grammar(
