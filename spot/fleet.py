@@ -29,6 +29,7 @@ from spot.engines.base import (
 from spot.errors import (
     EngineFailed,
     EngineUnavailable,
+    GenerationFailed,
     InvalidRequest,
     Overloaded,
     ShuntyardError,
@@ -383,7 +384,7 @@ class Fleet:
         self._note_idle()
 
     def on_leg_error(self, live: Live, error: ShuntyardError) -> None:
-        if isinstance(error, InvalidRequest):
+        if isinstance(error, InvalidRequest | GenerationFailed):
             self._carry_out(self.state.finished(live, self._now_s()))
             self._end_badly(live, error)
             return

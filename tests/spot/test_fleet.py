@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from spot.engines.scripted import Faults, ScriptedEngine
-from spot.errors import EngineFailed, EngineUnavailable, InvalidRequest
+from spot.errors import EngineFailed, EngineUnavailable, GenerationFailed, InvalidRequest
 from spot.fleet import Fleet, PipelineSpec
 from spot.fleet_state import FailoverPolicy
 from spot.generation import Generation, SamplingParams, TokenDelta
@@ -140,6 +140,16 @@ async def test_a_generation_that_ends_every_pipeline_is_given_up() -> None:
         assert isinstance(sink.error, EngineFailed)
         assert "3 pipelines in a row" in str(sink.error)
         assert sum(item.status.state == "ready" for item in engines) == 1
+
+
+async def test_a_fault_that_every_engine_would_have_is_not_tried_again() -> None:
+    engines = [engine(faults=Faults(fault_everywhere_at_token=0)) for _ in range(3)]
+    async with fleet_of(*engines) as fleet:
+        sink = await _submitted(fleet, GREEDY).ended()
+        assert isinstance(sink.error, GenerationFailed)
+        assert fleet.num_migrations == fleet.num_lost == 0
+        assert all(item.status.state == "ready" for item in engines)
+        assert fleet.num_live == 0
 
 
 async def test_a_refusal_is_the_clients_and_moves_nothing() -> None:
