@@ -52,6 +52,7 @@ from spot.generation import Generation, SamplingParams, TokenDelta
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
+_CALM_TICK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -497,7 +498,13 @@ class Fleet:
         while True:
             self._look_at_engines()
             self._carry_out(self.state.tick(self._now_s()))
-            await anyio.sleep(_TICK_S)
+            await anyio.sleep(_TICK_S if self._is_unsettled else _CALM_TICK_S)
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """Whether something may change by itself at any moment."""
+        pipelines = self.state.pipelines.values()
+        return self.state.num_waiting > 0 or any(p.state != "serving" for p in pipelines)
 
     async def _send_canaries(self) -> None:
         """Let idle pipelines make a token now and then: one that hangs should not wait for users.

@@ -378,7 +378,7 @@ class FleetState:
     def tick(self, now_s: float) -> list[Command]:
         """What time alone brings: stalls, deadlines, backoffs, the end of patience.
 
-        Call about once in half a second.
+        Call about once a second, more often while something waits or is on its way.
         """
         self._count(now_s)
         commands: list[Command] = []

@@ -57,7 +57,7 @@ class HostConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     command: Sequence[str] = (sys.executable, "-m", "spot.engines.host")
     start_timeout_s: float = 900.0
-    heartbeat_interval_s: float = 1.0
+    heartbeat_interval_s: float = 2.5
     max_silence_s: float = 10.0
     stall_timeout_s: float = 30.0
     step_timeout_s: float = 300.0
