@@ -7,11 +7,22 @@ output, however long nobody reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from typing import Protocol
 
 from spot.engines.base import Engine
 from spot.errors import ShuntyardError
 from spot.generation import Generation, TokenDelta
+
+
+class DeltaLog(Protocol):
+    """Is told of each delta before it is merged, and of what was merged."""
+
+    def made(self, index: int, delta: TokenDelta) -> None:
+        """A delta came from the engine."""
+
+    def taken(self, index: int) -> None:
+        """All deltas of a generation since the last time were received as one."""
 
 
 class _Sink:
@@ -32,14 +43,23 @@ class Collector:
     """The generations of one request, run together. A context manager: leaving aborts the rest.
 
     stream_interval: tokens to gather before they are handed on; the first and the last never wait.
+    finished: generations of which nothing is left to be run.
     """
 
     def __init__(
-        self, engine: Engine, generations: list[Generation], *, stream_interval: int = 1
+        self,
+        engine: Engine,
+        generations: list[Generation],
+        *,
+        stream_interval: int = 1,
+        finished: Container[int] = (),
+        log: DeltaLog | None = None,
     ) -> None:
         self._engine = engine
         self._generations = generations
         self._stream_interval = stream_interval
+        self._finished = finished
+        self._log = log
         self._received: set[int] = set()
         self._pending: dict[int, TokenDelta] = {}
         self._error: ShuntyardError | None = None
@@ -50,6 +70,8 @@ class Collector:
     def __enter__(self) -> Collector:
         try:
             for index, generation in enumerate(self._generations):
+                if index in self._finished:
+                    continue
                 self._open.add(index)
                 self._engine.submit(generation, _Sink(self, index))
         except BaseException:
@@ -75,6 +97,8 @@ class Collector:
     def put(self, index: int, delta: TokenDelta) -> None:
         if index not in self._open:
             return
+        if self._log is not None:
+            self._log.made(index, delta)
         if delta.finish_reason is not None:
             self._open.discard(index)
         waiting = self._pending.get(index)
@@ -122,4 +146,7 @@ class Collector:
             self._awaited = None
         self._poked = False
         self._received.update(ready)
+        if self._log is not None:
+            for index in ready:
+                self._log.taken(index)
         return [(index, self._pending.pop(index)) for index in ready]

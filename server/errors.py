@@ -9,6 +9,7 @@ HttpError (a ShuntyardError that only HTTP knows)
 ├── ResponseNotFound    404
 ├── RouteNotFound       404
 ├── MethodNotAllowed    405
+├── Conflict            409   what is asked for cannot be continued
 ├── BodyTooLarge        413
 ├── WrongContentType    415
 ├── RequestTimeout      408   the request did not arrive in time
@@ -82,6 +83,10 @@ class MethodNotAllowed(HttpError):
         self.allow = allow
 
 
+class Conflict(HttpError):
+    """The answer that the request wants to go on with is not there, or cannot go on."""
+
+
 class BodyTooLarge(HttpError):
     """The body is over the limit. The connection is closed: the rest is not read."""
 
@@ -137,6 +142,7 @@ _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     ResponseNotFound: (404, "not_found_error", "response_not_found"),
     RouteNotFound: (404, "not_found_error", "route_not_found"),
     MethodNotAllowed: (405, _INVALID, "method_not_allowed"),
+    Conflict: (409, _INVALID, "cannot_continue"),
     BodyTooLarge: (413, _INVALID, "body_too_large"),
     WrongContentType: (415, _INVALID, "unsupported_media_type"),
     RequestTimeout: (408, _INVALID, "request_timeout"),

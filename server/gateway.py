@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from server.errors import ModelNotFound, ShuttingDown
+from server.journal import Journal
 from server.metrics import Metrics
 from server.sampling import SamplingDefaults
 from server.sse import StreamKeeper
@@ -151,7 +152,10 @@ class HasStatus(Protocol):
 
 @dataclass(slots=True)
 class Gateway:
-    """Everything that endpoints share. further_engines: those of pooling models."""
+    """Everything that endpoints share.
+
+    further_engines: those of pooling models. journal: None unless generations are journaled.
+    """
 
     model: ServedModel
     metrics: Metrics
@@ -162,6 +166,7 @@ class Gateway:
     version: str = ""
     further_engines: list[HasStatus] = field(default_factory=list)
     live: set[Failable] = field(default_factory=set)
+    journal: Journal | None = None
 
     @property
     def fingerprint(self) -> str:

@@ -68,6 +68,7 @@ _ERRORS = {
     404: "There is no such model or response.",
     405: "The path exists, for other methods.",
     408: "The body did not arrive in time.",
+    409: "The answer that `Last-Event-ID` speaks of cannot be continued (with `--journal`).",
     413: "The body is over the limit. The connection is closed.",
     415: "The content type is not JSON.",
     429: "Too much work is queued; try again later.",
@@ -138,7 +139,7 @@ TABLE = (
         request=ChatCompletionRequest,
         event=ChatCompletionChunk,
         example={"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32},
-        errors=_BODY,
+        errors=(409, *_BODY),
     ),
     Operation(
         "POST",
@@ -150,7 +151,7 @@ TABLE = (
         request=CompletionRequest,
         event=CompletionChunk,
         example={"prompt": "Once upon a time", "max_tokens": 32},
-        errors=_BODY,
+        errors=(409, *_BODY),
     ),
     Operation(
         "POST",

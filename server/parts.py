@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 from server.endpoints.admin import PipelineFactory
 from server.fleet_metrics import FleetMetrics
-from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
+from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel, unix_s
+from server.journal import Journal, JournalUnusable
+from server.journal_metrics import JournalMetrics
 from server.metrics import Metrics
 from server.model_source import ResolvedModel, resolve_model
 from server.pipelines import PipelineMaker
@@ -75,6 +77,8 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     gateway = _build_gateway(settings, model, names, metrics, tokenizer, fleet, say)
     gateway.further_engines = list(pooling_engines)
     gateway.metrics.registry.register(FleetMetrics(fleet))
+    if gateway.journal is not None:
+        gateway.metrics.registry.register(JournalMetrics(gateway.journal))
     return Parts(gateway, fleet, pipelines.make, pooling_engines, pools, last_lines)
 
 
@@ -156,7 +160,25 @@ def _build_gateway(
         ),
         salt_secret=secrets.token_bytes(32) if len(settings.keys_by_tenant) > 1 else None,
         version=VERSION,
+        journal=_open_journal(settings),
     )
+
+
+def _open_journal(settings: Settings) -> Journal | None:
+    if settings.journal is None:
+        return None
+    journal = Journal(
+        settings.journal,
+        now_s=unix_s,
+        ttl_s=settings.journal_ttl,
+        max_bytes=settings.journal_max_bytes,
+        identities=settings.journal_identities,
+    )
+    try:
+        journal.open()
+    except JournalUnusable as error:
+        raise SettingsError(f"--journal: {error}") from None
+    return journal
 
 
 def _sampling_defaults(settings: Settings, folder: Path) -> SamplingDefaults:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from starlette.types import Scope
+
+if TYPE_CHECKING:
+    from server.journaling import Journaling
 
 Outcome = Literal["completed", "aborted", "client_error", "rejected", "failed"]
 SCOPE_KEY = "shuntyard.record"
@@ -21,6 +24,7 @@ class RequestRecord:
     num_counted_tokens, is_prompt_counted: what the token counters have of this request so far.
     outcome: completed; aborted (the client left); client_error (4xx); rejected (429, 503 before any
         work); failed (our fault, before or after the first byte).
+    journaling: what writes the answer into the journal, if it is journaled.
     """
 
     request_id: str
@@ -47,6 +51,7 @@ class RequestRecord:
     queue_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    journaling: Journaling | None = None
 
     @property
     def ttft_s(self) -> float | None:

@@ -176,6 +176,8 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
     exit_code = 0
     gateway, engine = parts.gateway, parts.fleet
     async with AsyncExitStack() as stack:
+        if gateway.journal is not None:
+            stack.callback(gateway.journal.close)
         tracer = None
         if settings.otlp_traces_endpoint is not None:
             tracer = stack.enter_context(RequestTracer(settings.otlp_traces_endpoint))

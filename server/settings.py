@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 import re
@@ -28,12 +29,13 @@ ENV_PREFIX = "SHUNTYARD_"
 # Variables of ours that are not settings of the server.
 _OTHER_VARIABLES = {"SHUNTYARD_CACHE_DIR", "SHUNTYARD_TEST_MODEL", "SHUNTYARD_CONFIG"}
 
-SERVE, PIPELINES, HTTP, OPENAI, LIMITS, ENGINE, LOGS = (
+SERVE, PIPELINES, HTTP, OPENAI, LIMITS, JOURNAL, ENGINE, LOGS = (
     "what is served",
     "pipelines",
     "HTTP",
     "OpenAI behaviour",
     "limits",
+    "journal",
     "engine (vLLM's flags; all others of vLLM are accepted too)",
     "logs and traces",
 )
@@ -247,6 +249,22 @@ class Settings(BaseSettings):
         300.0, "seconds that a client may not read its stream", group=LIMITS, gt=0
     )
 
+    journal: Path | None = _setting(
+        None,
+        "folder in which answers are kept while they are made, so that a client that comes back "
+        "with its x-request-id gets the rest, also after a crash of the server",
+        group=JOURNAL,
+    )
+    journal_ttl: float = _setting(
+        3600.0, "seconds that an answer is kept there after its end", group=JOURNAL, gt=0
+    )
+    journal_max_bytes: int = _setting(
+        1024**3,
+        "size of the folder; then the oldest answers go, and after these new ones are not kept",
+        group=JOURNAL,
+        ge=1024 * 1024,
+    )
+
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = _setting(
         None, "type of the weights and activations", group=ENGINE
     )
@@ -361,6 +379,16 @@ class Settings(BaseSettings):
             tenant, colon, key = entry.partition(":")
             tenants[key if colon else entry] = tenant if colon else f"key-{position}"
         return tenants
+
+    @property
+    def journal_identities(self) -> dict[str, str]:
+        """What the journal calls tenants without a name: by their key, since their number changes
+        with the order of the keys."""
+        return {
+            tenant: "key:" + hashlib.sha256(key.encode()).hexdigest()[:32]
+            for key, tenant in self.keys_by_tenant.items()
+            if key in self.api_key
+        }
 
     def vllm_args(self) -> dict[str, Any]:
         """The engine's arguments by vLLM's names, without what was left to vLLM."""

@@ -206,10 +206,12 @@ class Fleet:
         if self._closed:
             raise EngineUnavailable("the server is shutting down")
         self._sinks[generation.id] = sink
+        if generation.output_token_ids:
+            self._reported[generation.id] = len(generation.output_token_ids)
         try:
             commands = self.state.submit(generation, self._now_s())
         except EngineUnavailable:
-            del self._sinks[generation.id]
+            self._forget(generation.id)
             raise EngineUnavailable(
                 f"the engine is {self.status.state}: {self.status.detail}"
             ) from None

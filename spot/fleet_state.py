@@ -32,6 +32,11 @@ PipelineState = Literal["starting", "serving", "draining", "gone"]
 # seat; the pipeline was lost, or is about to be; the pipeline did not take it.
 Departure = Literal["cancelled", "preempted", "lost", "moved", "refused"]
 
+_NO_EXACT_RESUME = (
+    " pipeline can go on exactly with a request of this kind "
+    "(seeded, constrained or penalised output needs engines of this server's own)"
+)
+
 _TRANSITIONS: dict[PipelineState, frozenset[PipelineState]] = {
     "starting": frozenset({"serving", "draining", "gone"}),
     "serving": frozenset({"starting", "draining", "gone"}),
@@ -235,11 +240,16 @@ class FleetState:
         return len(self._waiting)
 
     def submit(self, generation: Generation, now_s: float) -> list[Command]:
-        """Take a generation. Raises EngineUnavailable while no pipeline serves."""
+        """Take a generation, which may have output from an earlier life of the server.
+
+        Raises EngineUnavailable while no pipeline serves.
+        """
         if not any(p.state == "serving" for p in self.pipelines.values()):
             raise EngineUnavailable("no pipeline takes work now")
         self._num_arrived += 1
-        live = Live(generation, self._num_arrived, now_s)
+        live = Live(generation, self._num_arrived, now_s, output=list(generation.output_token_ids))
+        if not self._can_ever_resume(live):
+            return [Fail(live, EngineFailed(f"no{_NO_EXACT_RESUME}"))]
         self.lives[generation.id] = live
         self._enqueue(live)
         return self._dispatch(now_s)
@@ -446,10 +456,7 @@ class FleetState:
         if live.num_migrations > self.policy.max_migrations:
             return EngineFailed(f"the request lost its pipeline too often: {message}")
         if not self._can_ever_resume(live):
-            return EngineFailed(
-                f"{message}; no other pipeline can go on exactly with a request of this kind "
-                "(seeded, constrained or penalised output needs engines of this server's own)"
-            )
+            return EngineFailed(f"{message}; no other{_NO_EXACT_RESUME}")
         return None
 
     def _can_ever_resume(self, live: Live) -> bool:
@@ -513,7 +520,7 @@ class FleetState:
         return len(pipeline.legs) < pipeline.num_seats + lookahead
 
     def _may_take(self, pipeline: Pipeline, live: Live) -> bool:
-        if not live.leg:
+        if not live.leg and not live.output:
             return True
         if not live.can_go_on_at(pipeline):
             return False

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -33,6 +34,8 @@ from server.demo_model import ensure_demo_model
 from server.errors import ShuttingDown
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel
 from server.http_protocol import HttpProtocol, http_protocol
+from server.journal import Journal
+from server.journal_metrics import JournalMetrics
 from server.logs import RequestLog
 from server.metrics import Metrics
 from server.sampling import SamplingDefaults
@@ -106,6 +109,8 @@ class Streamed:
         for block in text.removesuffix("\n\n").split("\n\n"):
             if block.startswith(":"):
                 continue
+            if block.startswith("id: "):
+                block = block.partition("\n")[2]
             assert block.startswith("data: "), f"not an event: {block!r}"
             assert "\n" not in block, f"a line break inside an event: {block!r}"
             result.append(block.removeprefix("data: "))
@@ -350,6 +355,7 @@ def serving(
     wrap: Callable[[ASGIApp], ASGIApp] | None = None,
     spare: bool = False,
     policy: FailoverPolicy | None = None,
+    journal: Path | Journal | None = None,
 ) -> Iterator[Server]:
     """Serve with a scripted engine.
 
@@ -361,6 +367,7 @@ def serving(
     send_buffer: bytes that the kernel takes for a client that does not read.
     further_routes: makes routes from the gateway, as the composition root does.
     wrap: puts something around the whole application.
+    journal: a folder for the journal of generations, or the journal itself.
     """
     tokenizer = tokenizer or demo_tokenizer()
     assert tokenizer.eos_token_id is not None
@@ -398,7 +405,11 @@ def serving(
         limits=limits or Limits(),
         salt_secret=salt_secret,
         version="0.0-test",
+        journal=Journal(journal, now_s=time.time) if isinstance(journal, Path) else journal,
     )
+    if gateway.journal is not None:
+        gateway.journal.open()
+        gateway.metrics.registry.register(JournalMetrics(gateway.journal))
     app: ASGIApp = build_app(
         gateway,
         options=http,
@@ -415,6 +426,8 @@ def serving(
     finally:
         server.close()
         thread.stop()
+        if gateway.journal is not None:
+            gateway.journal.close()
     assert gateway.admission.num_requests == 0, "a request was left in flight"
     assert gateway.admission.num_generations == 0, "a generation was left in flight"
     assert not gateway.live, "a run was left behind"

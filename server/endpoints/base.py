@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from server.asgi import read_json, until_disconnect
+from server.asgi import header, read_json, until_disconnect
 from server.gateway import Gateway
+from server.journaling import journaled
 from server.protocol.base import RequestBody, parse_body
 from server.record import RequestRecord, record_of
 
@@ -16,9 +18,13 @@ B = TypeVar("B", bound=RequestBody)
 
 
 class JsonEndpoint(ABC, Generic[B]):
-    """An ASGI endpoint for `POST` with a JSON body of type `body_type`."""
+    """An ASGI endpoint for `POST` with a JSON body of type `body_type`.
+
+    journal_name: what the journal calls the endpoint, if its answers can be journaled.
+    """
 
     body_type: type[B]
+    journal_name: str | None = None
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -38,7 +44,23 @@ class JsonEndpoint(ABC, Generic[B]):
             async def work() -> None:
                 await self.answer(body, raw, record, send)
 
-            await until_disconnect(receive, work)
+            journal = self.gateway.journal
+            if journal is None or self.journal_name is None:
+                await until_disconnect(receive, work)
+                return
+            last_event_id = header(scope, b"last-event-id") if raw.get("stream") else None
+            await until_disconnect(
+                receive,
+                partial(
+                    journaled,
+                    journal,
+                    record,
+                    self.journal_name,
+                    raw,
+                    None if last_event_id is None else last_event_id.decode("latin-1"),
+                    work,
+                ),
+            )
 
     @abstractmethod
     async def answer(self, body: B, raw: dict[str, Any], record: RequestRecord, send: Send) -> None:

@@ -11,6 +11,7 @@ from starlette.types import Send
 
 from server.asgi import send_json
 from server.endpoints.base import JsonEndpoint
+from server.endpoints.event_ids import with_event_ids
 from server.endpoints.streaming import ChunkWriter, stream_run, usage_bytes
 from server.gateway import Gateway, unix_s
 from server.generation_run import GenerationRun, usage
@@ -147,6 +148,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
     """Validates, renders, generates, answers."""
 
     body_type = ChatCompletionRequest
+    journal_name = "chat"
 
     async def answer(
         self,
@@ -156,6 +158,10 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         send: Send,
     ) -> None:
         job = await self.prepare(body, raw, record)
+        if record.journaling is not None:
+            await record.journaling.begin(
+                job, prompts=[job.prompt_token_ids], model=self.gateway.model.root
+            )
         run = GenerationRun(
             self.gateway,
             record,
@@ -168,9 +174,12 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
                 (body.stream_interval or self.gateway.limits.stream_interval) if body.stream else 1
             ),
         )
+        writer = with_event_ids(
+            ChatChunkWriter(job, record), record.journaling, num_choices=len(job.generations)
+        )
         with run:
             if body.stream:
-                await stream_run(self.gateway, record, run, ChatChunkWriter(job, record), send)
+                await stream_run(self.gateway, record, run, writer, send)
             else:
                 await send_json(send, await self._whole_answer(job, run, record))
 
@@ -193,6 +202,8 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             # response_format is about content, of which there is none beside a required call.
             constraint = tools.constraint()
         prompt_ids = await self._prompt(body, tools)
+        if record.journaling is not None:
+            prompt_ids = record.journaling.prompt(0, prompt_ids)
         limit_param = "max_tokens"
         requested = body.max_tokens
         if body.max_completion_tokens is not None:

@@ -11,6 +11,7 @@ from starlette.types import Send
 
 from server.asgi import send_json
 from server.endpoints.base import JsonEndpoint
+from server.endpoints.event_ids import with_event_ids
 from server.endpoints.streaming import ChunkWriter, stream_run, usage_bytes
 from server.gateway import unix_s
 from server.generation_run import GenerationRun, usage
@@ -95,11 +96,18 @@ class Completions(JsonEndpoint[CompletionRequest]):
     """Validates, encodes, generates, answers."""
 
     body_type = CompletionRequest
+    journal_name = "completions"
 
     async def answer(
         self, body: CompletionRequest, raw: dict[str, Any], record: RequestRecord, send: Send
     ) -> None:
         job = await self.prepare(body, record)
+        if record.journaling is not None:
+            await record.journaling.begin(
+                job,
+                prompts=[prompt.token_ids for prompt in job.prompts],
+                model=self.gateway.model.root,
+            )
         num_prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
         run = GenerationRun(
             self.gateway,
@@ -113,11 +121,12 @@ class Completions(JsonEndpoint[CompletionRequest]):
                 (body.stream_interval or self.gateway.limits.stream_interval) if body.stream else 1
             ),
         )
+        writer = with_event_ids(
+            CompletionChunkWriter(job, record), record.journaling, num_choices=len(job.generations)
+        )
         with run:
             if body.stream:
-                await stream_run(
-                    self.gateway, record, run, CompletionChunkWriter(job, record), send
-                )
+                await stream_run(self.gateway, record, run, writer, send)
             else:
                 await send_json(send, await self._whole_answer(job, run, record))
 
@@ -127,6 +136,9 @@ class Completions(JsonEndpoint[CompletionRequest]):
         name = record.model = model.check_name(body.model)
         _check_combinations(body)
         prompts = await self._prompts(body)
+        if record.journaling is not None:
+            for position, prompt in enumerate(prompts):
+                prompt.token_ids = record.journaling.prompt(position, prompt.token_ids)
         constraint = structured_output(body)
         n = body.n or 1
         key = secrets.token_hex(12)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -118,24 +118,40 @@ def live_server(*flags: str) -> Iterator[LiveServer]:
         finally:
             server.close()
         return
-    mark = secrets.token_hex(8)
     with tempfile.TemporaryDirectory(prefix="live-server-") as scratch:
-        log = Path(scratch) / "log"
-        with log.open("wb") as sink:
-            process = subprocess.Popen(
-                [*command(), *flags],
-                env={**os.environ, _MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-            )
-        server = LiveServer("", process, log, mark)
+        server = start([*command(), *flags], log=Path(scratch) / "log")
         try:
-            server.url = _wait_until_ready(server)
+            server.url = wait_until_ready(server)
             yield server
         finally:
             server.close()
-            _stop(server)
+            stop(server)
+
+
+def start(arguments: Sequence[str], *, log: Path) -> LiveServer:
+    """Start a command; the caller waits until it is ready, and ends it."""
+    mark = secrets.token_hex(8)
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            arguments,
+            env={**os.environ, _MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+        )
+    return LiveServer("", process, log, mark)
+
+
+def crash(server: LiveServer) -> None:
+    """SIGKILL for the command; wait until the processes that it started have noticed."""
+    assert server.process is not None
+    server.close()
+    server.process.kill()
+    server.process.wait()
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    while left := server.processes:
+        assert time.monotonic() < deadline_s, f"left behind: {left}\n{server.tail()}"
+        time.sleep(0.1)
 
 
 def command() -> list[str]:
@@ -158,7 +174,7 @@ def command() -> list[str]:
     ]
 
 
-def _wait_until_ready(server: LiveServer) -> str:
+def wait_until_ready(server: LiveServer) -> str:
     """The URL that the command announces once the engine is ready."""
     process = server.process
     assert process is not None
@@ -175,7 +191,7 @@ def _wait_until_ready(server: LiveServer) -> str:
     raise AssertionError(f"not ready within {START_TIMEOUT_S:.0f} s:\n{server.tail()}")
 
 
-def _stop(server: LiveServer) -> None:
+def stop(server: LiveServer) -> None:
     """SIGTERM; the command must exit with 0 and take all its processes along."""
     process = server.process
     assert process is not None

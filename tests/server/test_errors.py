@@ -28,6 +28,7 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
     http.ResponseNotFound: (404, "not_found_error", "response_not_found"),
     http.RouteNotFound: (404, "not_found_error", "route_not_found"),
     http.MethodNotAllowed: (405, INVALID, "method_not_allowed"),
+    http.Conflict: (409, INVALID, "cannot_continue"),
     http.RequestTimeout: (408, INVALID, "request_timeout"),
     http.BodyTooLarge: (413, INVALID, "body_too_large"),
     http.WrongContentType: (415, INVALID, "unsupported_media_type"),

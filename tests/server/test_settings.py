@@ -144,3 +144,11 @@ def test_every_setting_has_a_description_and_a_group() -> None:
         assert info.description, name
         assert isinstance(extra, dict), name
         assert extra.get("group"), name
+
+
+def test_the_journal_knows_tenants_without_a_name_by_their_key() -> None:
+    first = load({"api_key": ["sk-1", "alice:sk-2", "sk-3"]}).journal_identities
+    second = load({"api_key": ["sk-3", "sk-1"]}).journal_identities
+    assert first.keys() == {"key-1", "key-3"}
+    assert (first["key-1"], first["key-3"]) == (second["key-2"], second["key-1"])
+    assert not any("sk-" in identity for identity in first.values())

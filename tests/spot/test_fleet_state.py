@@ -76,6 +76,42 @@ def test_the_most_urgent_goes_first_and_equals_in_order() -> None:
     assert [name for name, _ in order] == ["g4", "g3", "g2"]
 
 
+def begun(name: str, *, sampling: SamplingParams) -> Generation:
+    return Generation(name, [1, 2, 3], sampling, output_token_ids=[7, 7])
+
+
+def test_output_from_an_earlier_life_goes_where_it_is_continued_exactly() -> None:
+    state = state_with(1, resume="prompt")
+    state.add("exact")
+    state.ready("exact", num_seats=2, block_size=4, resume="exact", now_s=0.0)
+    for index in range(2):
+        given = starts(state.submit(begun(f"g{index}", sampling=SEEDED), 0.0))
+        assert given == [(f"g{index}", "exact")]
+
+
+def test_output_from_an_earlier_life_that_nobody_continues_exactly_fails_at_once() -> None:
+    state = state_with(1, resume="prompt")
+    (failed,) = state.submit(begun("g", sampling=SEEDED), 0.0)
+    assert isinstance(failed, Fail)
+    assert "can go on exactly" in failed.error.message
+    assert not state.lives
+    assert starts(state.submit(begun("h", sampling=GREEDY), 0.0)) == [("h", "p0")]
+
+
+def test_output_from_an_earlier_life_moves_along() -> None:
+    state = state_with(1, 1)
+    state.submit(begun("g", sampling=SEEDED), 0.0)
+    live = state.lives["g"]
+    emit(state, live, 3, 0.1)
+    assert live.pipeline_id is not None
+    (moved,) = (
+        command
+        for command in state.lost(live.pipeline_id, "gone", 0.2)
+        if isinstance(command, Start)
+    )
+    assert moved.live.remaining.output_token_ids == [7] * 5
+
+
 @pytest.mark.parametrize(
     ("path", "illegal"),
     [(["drain"], "ready"), (["remove"], "ready"), (["remove"], "drain")],
