@@ -39,7 +39,7 @@ from spot.generation import Generation, SamplingParams, TokenDelta
 _NUM_SEATS = 4
 _SUBNODE_TOKENS = 16
 _NEVER = 10**9
-_SEEDED = SamplingParams(max_tokens=160, temperature=0.8, seed=3, ignore_eos=True)
+_SEEDED = SamplingParams(max_tokens=96, temperature=0.8, seed=3, ignore_eos=True)
 
 
 @dataclass(slots=True)
@@ -222,7 +222,7 @@ async def measure_overhead(bench: Bench, num_rounds: int) -> list[dict[str, Any]
         await fleet.wait_ready()
         for turn in range(2 * num_rounds):
             way = "fleet" if turn % 4 in (0, 3) else "engine"
-            generations = [bench.generation(64, sampling) for _ in range(12 * _NUM_SEATS)]
+            generations = [bench.generation(64, sampling) for _ in range(6 * _NUM_SEATS)]
             target = fleet if way == "fleet" else bench.engines["a"]
             start_s = anyio.current_time()
             sinks = [submit(target, generation) for generation in generations]
@@ -297,11 +297,11 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         await b.wait_ready()
         bench = Bench({"a": a, "b": b}, seed=arguments.seed)
         if "overhead" in arguments.parts:
-            results["overhead"] = await measure_overhead(bench, 1 if quick else 6)
+            results["overhead"] = await measure_overhead(bench, 1 if quick else 3)
         if "preemption" in arguments.parts:
-            results["preemption"] = await measure_preemption(bench, 1 if quick else 10)
+            results["preemption"] = await measure_preemption(bench, 1 if quick else 6)
         if "seam" in arguments.parts:
-            results["seam"] = await measure_seam(bench, 1 if quick else 15, 1 if quick else 3)
+            results["seam"] = await measure_seam(bench, 1 if quick else 10, 1 if quick else 3)
     return results
 
 

@@ -27,8 +27,9 @@ from server.logs import RequestLog, configure_logging
 from server.metrics import Metrics
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer
-from spot.engines.base import Engine
+from spot.engines.base import PipelineEngine
 from spot.engines.hosted import HostConfig, HostedEngine
+from spot.fleet import Fleet, PipelineSpec
 
 _TEXT = (
     "Wagons are sorted in a yard: one after another they roll down the hump, and each takes "
@@ -69,7 +70,7 @@ def _scripted_args(spec: GatewaySpec, tokenizer: ChatTokenizer) -> ScriptedArgs:
     )
 
 
-def _new_engine(spec: GatewaySpec, args: ScriptedArgs) -> Engine:
+def _new_engine(spec: GatewaySpec, args: ScriptedArgs) -> PipelineEngine:
     if spec.engine == "in_loop":
         return args.new_engine()
     config = HostConfig(
@@ -107,7 +108,7 @@ async def _serving(gateway: Gateway, log: RequestLog) -> AsyncIterator[int]:
 
 async def _run(spec: GatewaySpec) -> None:
     tokenizer = ChatTokenizer.load(Path(spec.model))
-    engine = _new_engine(spec, _scripted_args(spec, tokenizer))
+    engine = Fleet([PipelineSpec("only", _new_engine(spec, _scripted_args(spec, tokenizer)))])
     gateway = Gateway(
         model=ServedModel(names=["scripted"], tokenizer=tokenizer, engine=engine),
         metrics=Metrics("scripted"),

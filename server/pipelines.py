@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from server.gpus import GpuAllotment, visible_gpus
 from server.protocol.admin import NewPipeline
 from server.settings import Settings, SettingsError
 from spot.engines.hosted import HostConfig, HostedEngine
@@ -42,6 +44,11 @@ class PipelineMaker:
         self._engine_args = engine_args
         self._last_lines = last_lines
         self._num_made = 0
+        num_each = math.prod(
+            int(engine_args.get(name) or 1)
+            for name in ("tensor_parallel_size", "pipeline_parallel_size")
+        )
+        self._gpus = GpuAllotment(visible_gpus(os.environ), num_each, 1)
 
     def at_start(self) -> list[PipelineSpec]:
         """What the settings ask for. Raises SettingsError if that is nothing."""
@@ -51,6 +58,7 @@ class PipelineMaker:
             num_local = 0 if upstreams else 1
         if not num_local and not upstreams:
             raise SettingsError("--pipelines 0 leaves nothing to serve with; give an --upstream")
+        self._gpus.num_pipelines = max(1, num_local)
         try:
             remote = [self._upstream(None, url, weight) for url, weight in upstreams]
         except InvalidRequest as error:
@@ -81,7 +89,8 @@ class PipelineMaker:
     def _local(self, pipeline_id: str | None, weight: float) -> PipelineSpec:
         name = pipeline_id or self._next_id("local")
         config = HostConfig(
-            engine_args=self._engine_args,
+            engine_args={**self._engine_args, **self._gpus.memory_args(self._engine_args)},
+            env=self._gpus.next_environment(),
             start_timeout_s=self._settings.engine_start_timeout,
             step_timeout_s=self._settings.engine_step_timeout,
             max_silence_s=self._settings.engine_max_silence,

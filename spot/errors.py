@@ -7,8 +7,9 @@ ShuntyardError
 ├── Overloaded                too much work is queued; worth trying again later
 └── EngineError
     ├── EngineUnavailable     no engine takes work now (starting, dead, draining)
-    └── EngineFailed          the engine ended while it worked on this generation
-        └── EngineMisconfigured   the engine cannot start with the settings that it was given
+    ├── EngineFailed          the engine ended while it worked on this generation
+    │   └── EngineMisconfigured   the engine cannot start with the settings that it was given
+    └── GenerationFailed      a fault of ours with this one generation; the engine is well
 
 The HTTP status of each is decided in `server.errors`, nowhere else.
 """
@@ -75,3 +76,10 @@ class EngineFailed(EngineError):
 
 class EngineMisconfigured(EngineFailed):
     """The engine cannot start with the settings that it was given. The message names the flag."""
+
+
+class GenerationFailed(EngineError):
+    """A fault of ours with this one generation, on an engine that is well.
+
+    Another engine would fail at it too: it is not tried again.
+    """

@@ -29,6 +29,7 @@ from spot.engines.base import (
 from spot.errors import (
     EngineFailed,
     EngineUnavailable,
+    GenerationFailed,
     InvalidRequest,
     Overloaded,
     ShuntyardError,
@@ -51,6 +52,7 @@ from spot.generation import Generation, SamplingParams, TokenDelta
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
+_CALM_TICK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -64,10 +66,10 @@ class PipelineSpec:
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """An engine of the fleet, and the scope that runs it."""
+    """An engine of the fleet. leave: it shall stop. left: it has."""
 
     spec: PipelineSpec
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    leave: anyio.Event = field(default_factory=anyio.Event)
     left: anyio.Event = field(default_factory=anyio.Event)
     was_ready: bool = False
     num_restarts: int = 0
@@ -265,7 +267,7 @@ class Fleet:
         for live in list(self.state.lives.values()):
             self._end_badly(live, EngineFailed("the server was stopped"))
         for member in self._members.values():
-            member.scope.cancel()
+            member.leave.set()
         with anyio.CancelScope(shield=True):
             for member in list(self._members.values()):
                 await member.left.wait()
@@ -385,7 +387,7 @@ class Fleet:
         self._note_idle()
 
     def on_leg_error(self, live: Live, error: ShuntyardError) -> None:
-        if isinstance(error, InvalidRequest):
+        if isinstance(error, InvalidRequest | GenerationFailed):
             self._carry_out(self.state.finished(live, self._now_s()))
             self._end_badly(live, error)
             return
@@ -474,18 +476,17 @@ class Fleet:
     def _retire(self, pipeline_id: str) -> None:
         member = self._members.get(pipeline_id)
         if member is not None:
-            member.scope.cancel()
+            member.leave.set()
 
     # Running -------------------------------------------------------------------------------
 
     async def _run_member(self, member: _Member, *, task_status: Any) -> None:
-        """Run one engine until its scope is cancelled; its end is never the fleet's."""
+        """Run one engine until it shall leave. Not by cancelling it: it ends in order."""
         pipeline_id = member.spec.id
         try:
-            with member.scope:
-                async with member.spec.engine:
-                    task_status.started()
-                    await anyio.sleep_forever()
+            async with member.spec.engine:
+                task_status.started()
+                await member.leave.wait()
         finally:
             del self._members[pipeline_id]
             if self.state.pipelines[pipeline_id].state != "gone":
@@ -499,7 +500,13 @@ class Fleet:
         while True:
             self._look_at_engines()
             self._carry_out(self.state.tick(self._now_s()))
-            await anyio.sleep(_TICK_S)
+            await anyio.sleep(_TICK_S if self._is_unsettled else _CALM_TICK_S)
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """Whether something may change by itself at any moment."""
+        pipelines = self.state.pipelines.values()
+        return self.state.num_waiting > 0 or any(p.state != "serving" for p in pipelines)
 
     async def _send_canaries(self) -> None:
         """Let idle pipelines make a token now and then: one that hangs should not wait for users.

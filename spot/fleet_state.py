@@ -106,6 +106,7 @@ class Live:
     num_leg_tokens: int = 0
     num_fruitless: int = 0
     num_migrations: int = 0
+    is_moving: bool = False
     not_before_s: float = 0.0
     stranded_since_s: float | None = None
     avoids: set[str] = field(default_factory=set)
@@ -142,6 +143,7 @@ class Pipeline:
     weight: expected throughput, in any unit that all pipelines share.
     num_seats: generations that its engine runs at once.
     step_s: usual time between two tokens of one generation there.
+    prefill_tokens_per_s: how fast long prompts usually come to their first token.
     tokens_per_s: observed, over the last seconds.
     deadline_s: when a draining pipeline must be empty.
     """
@@ -155,6 +157,7 @@ class Pipeline:
     legs: dict[str, Live] = field(default_factory=dict)
     progress_s: float = 0.0
     step_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
     tokens_per_s: float = 0.0
     num_tokens: int = 0
     num_counted: int = 0
@@ -255,7 +258,9 @@ class FleetState:
         """A generation put out tokens. Called for each delta, so it does little."""
         assert live.pipeline_id is not None
         pipeline = self.pipelines[live.pipeline_id]
-        if live.num_leg_tokens:
+        if not live.num_leg_tokens:
+            self._observe_prefill(live, pipeline, now_s)
+        else:
             step_s = (now_s - live.progress_s) / max(1, num_tokens)
             pipeline.step_s += 0.05 * (step_s - pipeline.step_s) if pipeline.step_s else step_s
         live.num_leg_tokens += num_tokens
@@ -269,6 +274,14 @@ class FleetState:
             return []
         live.next_boundary = self._boundary_after(live, pipeline)
         return self._at_boundary(live, pipeline, now_s)
+
+    def _observe_prefill(self, live: Live, pipeline: Pipeline, now_s: float) -> None:
+        """Learn how fast prompts are read there, waiting and cached ones included."""
+        elapsed_s = now_s - live.started_s
+        if live.num_context >= 256 and elapsed_s > 0:
+            rate = live.num_context / elapsed_s
+            known = pipeline.prefill_tokens_per_s or rate
+            pipeline.prefill_tokens_per_s = known + 0.1 * (rate - known)
 
     def finished(self, live: Live, now_s: float) -> list[Command]:
         """A generation came to its end."""
@@ -375,7 +388,7 @@ class FleetState:
     def tick(self, now_s: float) -> list[Command]:
         """What time alone brings: stalls, deadlines, backoffs, the end of patience.
 
-        Call about once in half a second.
+        Call about once a second, more often while something waits or is on its way.
         """
         self._count(now_s)
         commands: list[Command] = []
@@ -415,6 +428,7 @@ class FleetState:
         if why != "refused":
             pipeline.num_migrated_out += 1
             live.num_migrations += 1
+            live.is_moving = True
         if why == "lost":
             live.num_fruitless += 1
             live.avoids.add(pipeline.id)
@@ -528,7 +542,8 @@ class FleetState:
         if not chosen.legs:
             chosen.progress_s = now_s  # it owed nothing until now
         chosen.legs[live.generation.id] = live
-        chosen.num_migrated_in += live.num_migrations > 0 and live.leg > 0
+        chosen.num_migrated_in += live.is_moving
+        live.is_moving = False
         live.pipeline_id = chosen.id
         live.leg += 1
         live.started_s = live.progress_s = now_s
@@ -540,8 +555,8 @@ class FleetState:
     def _strand(self, item: tuple[tuple[int, int], Live], now_s: float) -> list[Command]:
         """Note that nothing could take this one, and give it up when that lasts too long."""
         live = item[1]
-        might = [p for p in self.pipelines.values() if p.state == "serving"]
-        if any(not self._has_room(p) or self._may_take(p, live) for p in might):
+        serving = [p for p in self.pipelines.values() if p.state == "serving"]
+        if any(live.can_go_on_at(p) for p in serving):
             live.stranded_since_s = None  # it only waits for its turn
             return []
         if live.stranded_since_s is None:
@@ -607,13 +622,17 @@ class FleetState:
         return commands
 
     def stall_limit_s(self, pipeline: Pipeline) -> float:
-        """Silence that is a fault: more than what is being computed can explain."""
+        """Silence that is a fault: more than what is being computed can explain.
+
+        Prompts may be read ten times slower than usual, but no slower than the policy's worst.
+        """
+        slowest = self.policy.slowest_prefill_tokens_per_s
         starting = (live for live in pipeline.legs.values() if not live.num_leg_tokens)
         num_prefill = sum(live.num_context for live in starting)
         return (
             self.policy.stall_base_s
             + self.policy.stall_steps * pipeline.step_s
-            + num_prefill / self.policy.slowest_prefill_tokens_per_s
+            + num_prefill / max(slowest, pipeline.prefill_tokens_per_s / 10)
         )
 
     def _evacuate(self, pipeline: Pipeline, now_s: float) -> list[Command]:

@@ -77,10 +77,14 @@ class Refused(msgspec.Struct, tag="F", array_like=True):
 
 
 class Failed(msgspec.Struct, tag="E", array_like=True):
-    """This generation failed inside the engine, which lives on."""
+    """This generation failed inside the engine, which lives on.
+
+    everywhere: another engine would fail at it too.
+    """
 
     handle: int
     message: str
+    everywhere: bool = False
 
 
 class Pong(msgspec.Struct, tag="o", array_like=True):

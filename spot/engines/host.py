@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from spot.engines.vllm_compat.engine_core import EngineCore
 
 _SHUTDOWN_TIMEOUT_S = 1.0
+_PREPARING_FAILED = "The server had an error while it prepared this request for the engine."
 
 
 class EngineHost:
@@ -91,7 +92,10 @@ class EngineHost:
         return self._core.prepare(str(submit.handle), submit.generation)
 
     async def _prepare_and_add(self, submit: Submit, prepare: Callable[[Submit], Any]) -> None:
-        """Validate and add a generation, unless it was aborted meanwhile."""
+        """Validate and add a generation, unless it was aborted meanwhile.
+
+        An exception that nobody foresaw is a bug that this request met, and would meet elsewhere.
+        """
         from spot.engines.vllm_compat.engine_core import EngineDeadError
         from spot.engines.vllm_compat.sampling import REFUSALS, explain
 
@@ -105,10 +109,10 @@ class EngineHost:
         except REFUSALS as error:
             if self._mapper.forget(handle):
                 self._outbox.put(Refused(handle, *explain(error)))
-        except Exception as error:  # noqa: BLE001 - the request boundary
+        except Exception:  # noqa: BLE001 - the request boundary
             traceback.print_exc()
             if self._mapper.forget(handle):
-                self._outbox.put(Failed(handle, explain(error)[0]))
+                self._outbox.put(Failed(handle, _PREPARING_FAILED, everywhere=True))
 
     async def _abort(self, handles: list[int]) -> None:
         known = [handle for handle in handles if self._mapper.forget(handle)]

@@ -57,7 +57,7 @@ class HostConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     command: Sequence[str] = (sys.executable, "-m", "spot.engines.host")
     start_timeout_s: float = 900.0
-    heartbeat_interval_s: float = 1.0
+    heartbeat_interval_s: float = 2.5
     max_silence_s: float = 10.0
     stall_timeout_s: float = 30.0
     step_timeout_s: float = 300.0
@@ -84,6 +84,7 @@ class HostProcess:
     """One host process and the connection to it.
 
     on_message: takes each message; may raise HostDied. on_line: takes each line of its output.
+    on_dying: hears why the host is lost as soon as that is known, before it is cleared away.
     on_silence: hears with each heartbeat for how long the ready host has said nothing.
     """
 
@@ -94,6 +95,7 @@ class HostProcess:
         on_message: Callable[[ToGateway], None],
         on_line: Callable[[str], None],
         on_silence: Callable[[float], None] = lambda silent_s: None,
+        on_dying: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.outbox = Outbox()
         self.gone = anyio.Event()
@@ -101,6 +103,8 @@ class HostProcess:
         self._on_message = on_message
         self._on_line = on_line
         self._on_silence = on_silence
+        self._on_dying = on_dying
+        self._is_dying = False
         self._ready = anyio.Event()
         self._closed = anyio.Event()
         self._was_heard = False
@@ -116,7 +120,11 @@ class HostProcess:
         """Start the host and serve it to its end. Returns why it ended; nothing of it is left."""
         try:
             async with _listener() as (listener, path), self._spawn(path) as process:
-                await self._serve(process, listener)
+                try:
+                    await self._serve(process, listener)
+                except* HostDied as group:
+                    self._tell_dying(_first(group).message)
+                    raise
         except* HostDied as group:
             death = _first(group)
         except* OSError as group:
@@ -124,6 +132,11 @@ class HostProcess:
         finally:
             self.gone.set()
         return self._with_cause(death)
+
+    def _tell_dying(self, reason: str) -> None:
+        if not self._is_dying:
+            self._is_dying = True
+            self._on_dying(reason)
 
     def mark_ready(self) -> None:
         """The engine is up: from now on silence is a fault."""
@@ -176,6 +189,7 @@ class HostProcess:
                     self._on_message(to_gateway_decoder.decode(payload))
         except (anyio.EndOfStream, anyio.BrokenResourceError):
             self._closed.set()
+            self._tell_dying("the engine host closed its connection")
         except ValueError as error:  # msgspec's DecodeError is one
             raise HostDied(f"the engine host sent an impossible message: {error}") from error
 

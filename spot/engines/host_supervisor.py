@@ -89,6 +89,7 @@ class HostSupervisor:
         self._host: HostProcess | None = None
         self._ready_at_s: float | None = None
         self._died_at_s: float | None = None
+        self._has_told_death = False
         self._acted_at_s = 0.0
         self._draining = False
         self._stopping = False
@@ -160,7 +161,8 @@ class HostSupervisor:
             self._set_state("dead", death.message)
             self.status.is_misconfigured = death.is_misconfigured
             self.status.pids = []
-            self._on_death(death.message, served_s is not None)
+            if not self._has_told_death:
+                self._on_death(death.message, served_s is not None)
             delay_s = restarts.delay_after_s(served_s=served_s, is_fatal=death.fatal)
             if delay_s is None:  # whoever waits for the first readiness says why there is none
                 self._decided.set()
@@ -182,17 +184,27 @@ class HostSupervisor:
     async def _run_host(self) -> HostDied:
         self._set_state("starting", f"starting the {self._name} host")
         self._ready_at_s = None
+        self._has_told_death = False
         self._host = HostProcess(
             self._config,
             on_message=self._take_message,
             on_line=self._take_line,
             on_silence=self._note_silence,
+            on_dying=self._note_dying,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_steps, self._host)
             death = await self._host.run()
             tasks.cancel_scope.cancel()
         return death
+
+    def _note_dying(self, reason: str) -> None:
+        """What a ready host worked on should not wait until its processes are gone."""
+        if self._ready_at_s is not None and not self._stopping:
+            self._died_at_s = anyio.current_time()
+            self._has_told_death = True
+            self._set_state("dead", reason)
+            self._on_death(reason, True)
 
     def _note_silence(self, silent_s: float) -> None:
         """Give no new work to a host that may be frozen, until it speaks again."""

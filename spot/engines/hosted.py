@@ -30,6 +30,7 @@ from spot.errors import (
     EngineFailed,
     EngineMisconfigured,
     EngineUnavailable,
+    GenerationFailed,
     InvalidRequest,
     ShuntyardError,
 )
@@ -160,7 +161,8 @@ class HostedEngine:
                 refusal = InvalidRequest(message.message, param=message.param)
                 self._end_badly(message.handle, refusal)
             case Failed():
-                self._end_badly(message.handle, EngineFailed(message.message))
+                kind = GenerationFailed if message.everywhere else EngineFailed
+                self._end_badly(message.handle, kind(message.message))
             case Ready(card):
                 self._card = card
 

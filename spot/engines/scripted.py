@@ -23,7 +23,13 @@ from spot.engines.hash_model import (
     hashed_logits,
     top_logprobs,
 )
-from spot.errors import EngineFailed, EngineUnavailable, InvalidRequest, ShuntyardError
+from spot.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    ShuntyardError,
+)
 from spot.generation import FinishReason, Generation, TokenDelta, TokenLogprobs
 
 Script = Callable[[Generation], Sequence[int]]
@@ -34,12 +40,14 @@ class Faults:
     """What goes wrong, and when. Counts are output tokens of one generation.
 
     fail_at_token: the generation ends with EngineFailed after this many tokens.
+    fault_everywhere_at_token: it ends with GenerationFailed then.
     die_at_token: the whole engine dies then, with every generation on it.
     stall_at_token: no token comes after this many; the generation stays open.
     refuse: every submission is refused with this message.
     """
 
     fail_at_token: int | None = None
+    fault_everywhere_at_token: int | None = None
     die_at_token: int | None = None
     stall_at_token: int | None = None
     refuse: str | None = None
@@ -233,6 +241,8 @@ class ScriptedEngine:
     def _fault(self, job: _Running) -> ShuntyardError | None:
         if self.faults.fail_at_token == len(job.output):
             return EngineFailed("the engine failed on this generation")
+        if self.faults.fault_everywhere_at_token == len(job.output):
+            return GenerationFailed("a bug")
         if self.faults.die_at_token == len(job.output):
             self._running.pop(job.generation.id, None)
             self.die()

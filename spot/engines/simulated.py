@@ -173,6 +173,9 @@ class SimulatedEngine:
         self._is_frozen = False
         self._wakeup.set()
 
+    def kill(self, reason: str) -> None:
+        self.die(reason)
+
     def die(self, message: str = "the engine died") -> None:
         """Fail everything, forget the cache, and take no more work."""
         self._state, self._detail = "dead", message

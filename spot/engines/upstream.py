@@ -29,10 +29,13 @@ from spot.engines.upstream_http import NoAnswer, exchange, get, open_session
 from spot.engines.upstream_metrics import parse_load
 from spot.engines.upstream_probe import Unsuitable, Upstream, probe
 from spot.engines.upstream_protocol import build_request, choose_endpoint
+from spot.engines.vllm_compat.constraint_cost import check_cost
+from spot.engines.vllm_compat.refusal import Unservable
 from spot.errors import (
     EngineFailed,
     EngineMisconfigured,
     EngineUnavailable,
+    InvalidRequest,
     ShuntyardError,
 )
 from spot.generation import Generation, TokenDelta
@@ -105,6 +108,13 @@ class UpstreamEngine:
             raise EngineUnavailable(f"the engine is {status.state}: {status.detail}")
         if not can_resume(generation, "prompt"):
             raise EngineUnavailable("this engine cannot go on exactly with what another one began")
+        if generation.sampling.structured is not None:
+            # The upstream's other clients would wait for a constraint that is costly to compile.
+            try:
+                check_cost(generation.sampling.structured)
+            except Unservable as refusal:
+                sink.on_error(InvalidRequest(str(refusal), param=refusal.param))
+                return
         live = _Live(generation, sink)
         self._live[generation.id] = live
         self._group.start_soon(self._run, live)

@@ -275,10 +275,11 @@ async def test_output_follows_a_json_schema(
     "constraint",
     [
         StructuredOutput(regex="(yes|no)!"),
+        StructuredOutput(regex="(yes!|no!|yes!)"),
         StructuredOutput(choice=["yes!", "no!"]),
         StructuredOutput(grammar='root ::= ("yes" | "no") "!"'),
     ],
-    ids=["regex", "choice", "grammar"],
+    ids=["regex", "alternatives", "choice", "grammar"],
 )
 async def test_output_follows_other_constraints(
     submit: Submitter, prompt: list[int], tokenizer: Any, constraint: StructuredOutput
@@ -315,6 +316,40 @@ async def test_an_impossible_constraint_is_refused_and_the_engine_lives(
     assert str(Path.cwd()) not in error.message
     assert len((await submit(prompt, GREEDY).output()).token_ids) == 24
     assert engine.status.num_restarts == 0
+
+
+def _hostile_constraints() -> list[StructuredOutput]:
+    """Each of these would keep the engine's only compiling thread busy, or its loop."""
+    optional = {f"property_{index}": {"type": "string"} for index in range(5000)}
+    repeated = "(.{1,1000}){1,1000}"
+    return [
+        StructuredOutput(
+            json_schema={"type": "object", "properties": optional, "additionalProperties": False}
+        ),
+        StructuredOutput(choice=[f"{index * 7919:032}" for index in range(5000)]),
+        StructuredOutput(json_schema={"enum": [f"{index * 7919:032}" for index in range(8000)]}),
+        StructuredOutput(json_schema={"type": "string", "pattern": repeated}),
+        StructuredOutput(regex=repeated),
+        StructuredOutput(regex="((a{0,26}){0,26}){0,26}"),
+        StructuredOutput(grammar='root ::= x\nx ::= x x | [a-z] | ""'),
+    ]
+
+
+async def test_costly_constraints_are_refused_and_others_are_answered_promptly(
+    submit: Submitter, prompt: list[int]
+) -> None:
+    costly = [
+        submit(prompt, with_changes(GREEDY, structured=constraint))
+        for constraint in _hostile_constraints()
+    ]
+    innocent = with_changes(GREEDY, structured=StructuredOutput(json_object=True))
+    with anyio.fail_after(20):
+        output = await submit(prompt, innocent).output()
+    assert output.token_ids
+    for sink in costly:
+        error = (await sink.ended()).error
+        assert isinstance(error, InvalidRequest), error
+        assert error.param == "structured"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
     spot_errors.EngineUnavailable: (503, SERVER, "engine_unavailable"),
     spot_errors.EngineFailed: (500, SERVER, "engine_failed"),
     spot_errors.EngineMisconfigured: (500, SERVER, "engine_failed"),
+    spot_errors.GenerationFailed: (500, SERVER, "internal_error"),
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "MethodNotAllowed": {"allow": "GET, HEAD"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,10 +12,11 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
+from spot.engines.base import EngineStats
 from spot.engines.scripted import Faults, ScriptedEngine
-from spot.errors import EngineFailed, EngineUnavailable, InvalidRequest
+from spot.errors import EngineFailed, EngineUnavailable, GenerationFailed, InvalidRequest
 from spot.fleet import Fleet, PipelineSpec
-from spot.fleet_state import FailoverPolicy
+from spot.fleet_state import FailoverPolicy, Live
 from spot.generation import Generation, SamplingParams, TokenDelta
 from tests.sink import Sink
 
@@ -140,6 +142,16 @@ async def test_a_generation_that_ends_every_pipeline_is_given_up() -> None:
         assert isinstance(sink.error, EngineFailed)
         assert "3 pipelines in a row" in str(sink.error)
         assert sum(item.status.state == "ready" for item in engines) == 1
+
+
+async def test_a_fault_that_every_engine_would_have_is_not_tried_again() -> None:
+    engines = [engine(faults=Faults(fault_everywhere_at_token=0)) for _ in range(3)]
+    async with fleet_of(*engines) as fleet:
+        sink = await _submitted(fleet, GREEDY).ended()
+        assert isinstance(sink.error, GenerationFailed)
+        assert fleet.num_migrations == fleet.num_lost == 0
+        assert all(item.status.state == "ready" for item in engines)
+        assert fleet.num_live == 0
 
 
 async def test_a_refusal_is_the_clients_and_moves_nothing() -> None:
@@ -289,4 +301,41 @@ async def test_500_streams_over_three_pipelines_that_die_all_the_time() -> None:
         tasks.cancel_scope.cancel()
         assert fleet.num_migrations > 50
         await anyio.sleep(0.1)
-        assert all(item.stats == type(item.stats)() for item in engines)
+        assert all(item.stats == EngineStats() for item in engines)
+
+
+async def test_nothing_grows_over_10_000_generations() -> None:
+    engines = [engine(max_num_seqs=64) for _ in range(2)]
+    sampling = msgspec.structs.replace(GREEDY, max_tokens=3)
+    policy = FailoverPolicy(max_fruitless=1000, backoff_s=0.0)
+
+    def num_objects() -> int:
+        gc.collect()
+        # By type: isinstance asks lazy modules for their class, which imports them.
+        return sum(type(item) in (Live, Sink, Generation) for item in gc.get_objects())
+
+    async with fleet_of(*engines, policy=policy) as fleet:
+        await _until(lambda: all(item["state"] == "serving" for item in fleet.describe()))
+        before = num_objects()
+        for batch in range(100):
+            sinks = []
+            for index in range(100):
+                name = f"g{batch}-{index}"
+                sinks.append(_submitted(fleet, sampling, name, priority=index % 3))
+                if index % 7 == 0:
+                    fleet.abort(name)
+            if batch % 10 == 0:
+                victim = engines[batch // 10 % 2]
+                victim.die()
+                victim.revive()
+            for index, sink in enumerate(sinks):
+                if index % 7:
+                    await sink.output()
+            for item in engines:
+                item.submitted.clear()
+                item.aborted.clear()
+        del sinks, sink
+        assert fleet.num_live == 0
+        # Each engine's loop still holds what it advanced last.
+        assert num_objects() - before <= 3 * len(engines)
+        assert all(item.stats == EngineStats() for item in engines)

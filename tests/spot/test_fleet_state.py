@@ -156,6 +156,31 @@ def test_an_idle_pipeline_owes_nothing() -> None:
     assert state.tick(1e6 + 1) == []
 
 
+def test_a_suspect_that_waits_for_its_turn_is_not_given_up() -> None:
+    policy = FailoverPolicy(backoff_s=0.0, no_capacity_timeout_s=10.0)
+    state = state_with(8, policy=policy)
+    for name in ("poison", "other"):
+        state.submit(generation(name), 0.0)
+    for _ in range(2):
+        state.lost("p0", "crash", 1.0)
+        state.ready("p0", num_seats=8, block_size=4, resume="exact", now_s=1.0)
+    for second in range(2, 40):
+        state.pipelines["p0"].progress_s = float(second)
+        assert not any(isinstance(c, Fail) for c in state.tick(float(second)))
+    assert list(state.pipelines["p0"].legs) == ["poison"]
+    assert state.num_waiting == 1
+
+
+def test_a_pipeline_that_reads_prompts_fast_is_given_less_time() -> None:
+    state = state_with(4)
+    state.submit(Generation("g", [1] * 4000, GREEDY), 0.0)
+    pipeline = state.pipelines["p0"]
+    before_s = state.stall_limit_s(pipeline)
+    emit(state, state.lives["g"], 1, 0.5)
+    state.submit(Generation("h", [1] * 4000, GREEDY), 1.0)
+    assert state.stall_limit_s(pipeline) < before_s / 2
+
+
 def test_long_prompts_may_take_their_time() -> None:
     state = state_with(4)
     before_s = state.stall_limit_s(state.pipelines["p0"])

@@ -23,8 +23,9 @@ from vllm.v1.executor import Executor
 
 from spot.engines.base import EngineCard, Resume
 from spot.engines.process_group import describe_exit
+from spot.engines.vllm_compat.refusal import Unservable
 from spot.engines.vllm_compat.resume import WORKER_EXTENSION
-from spot.engines.vllm_compat.sampling import Unservable, to_vllm
+from spot.engines.vllm_compat.sampling import to_vllm
 from spot.generation import Generation
 
 __all__ = ["EngineCore", "EngineDeadError"]

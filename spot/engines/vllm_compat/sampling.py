@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import re._parser as re_parser  # type: ignore[import-not-found]
 from typing import Any
 
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from spot import generation as ours
+from spot.engines.vllm_compat.constraint_cost import check_cost
+from spot.engines.vllm_compat.refusal import Unservable
 from spot.engines.vllm_compat.resume import KEY_PREFIX, mark_resumed
 
 _MAX_MESSAGE_CHARS = 900
@@ -22,23 +22,6 @@ _ABOUT_CONSTRAINT = re.compile(
 )
 _PARAMETER_SUFFIX = re.compile(r" \((?:parameter=\w+(?:, )?)?(?:value=.*)?\)$", re.DOTALL)
 _INT64 = range(-(2**63), 2**63)
-
-# A constraint is compiled by recursive C++ code in the engine: past these sizes it can exhaust the
-# stack or hold the only compiler thread for minutes.
-_MAX_UNROLLED = 20_000
-_MAX_SCHEMA_CHARS = 256 * 1024
-_MAX_PATTERN_CHARS = 32 * 1024
-_MAX_CONSTRAINT_DEPTH = 200
-
-
-class Unservable(ValueError):
-    """The request cannot be served as it stands. `param` names the field, if it is known."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-
-
 # What a request that cannot be served raises, ours or vLLM's. OverflowError: a number that fits no
 # message to the engine.
 REFUSALS = (Unservable, VLLMClientError, ValueError, OverflowError)
@@ -103,12 +86,7 @@ def _structured(constraint: ours.StructuredOutput | None) -> StructuredOutputsPa
         if not schema:
             raise Unservable("the JSON schema `false` allows no output", "structured")
         schema = {}
-    for pattern in (constraint.regex, constraint.grammar):
-        _check_size(pattern, _MAX_PATTERN_CHARS)
-    if constraint.regex is not None:
-        _check_repetition(constraint.regex)
-    for text in (constraint.structural_tag, schema):
-        _check_size(json.dumps(text) if isinstance(text, dict) else text, _MAX_SCHEMA_CHARS)
+    check_cost(constraint)
     return StructuredOutputsParams(
         json=schema,
         json_object=True if constraint.json_object else None,
@@ -119,59 +97,6 @@ def _structured(constraint: ours.StructuredOutput | None) -> StructuredOutputsPa
         disable_any_whitespace=constraint.disable_any_whitespace,
         whitespace_pattern=constraint.whitespace_pattern,
     )
-
-
-def _check_size(text: object, max_chars: int) -> None:
-    """Raises Unservable for a constraint that is too long or nested too deeply to compile."""
-    if not isinstance(text, str):
-        return
-    if len(text) > max_chars:
-        raise Unservable(
-            f"the output constraint has {len(text)} characters, at most {max_chars} are allowed",
-            "structured",
-        )
-    depth = 0
-    for character in text:
-        if character in "([{":
-            depth += 1
-            if depth > _MAX_CONSTRAINT_DEPTH:
-                raise Unservable(
-                    f"the output constraint is nested more than {_MAX_CONSTRAINT_DEPTH} deep",
-                    "structured",
-                )
-        elif character in ")]}":
-            depth = max(0, depth - 1)
-
-
-def _check_repetition(pattern: str) -> None:
-    """Raises Unservable for a pattern that counted repetition unrolls into too many states.
-
-    `(.{1,1000}){1,1000}` is short and compiles for a minute, in which no other request moves.
-    What Python cannot parse is left to the grammar compiler's own judgement.
-    """
-    try:
-        parsed = re_parser.parse(pattern)
-    except (re.error, RecursionError, OverflowError):
-        return
-    if _unrolled(parsed) > _MAX_UNROLLED:
-        raise Unservable(
-            f"the regular expression's counted repetitions unroll to more than {_MAX_UNROLLED} "
-            "states",
-            "structured",
-        )
-
-
-def _unrolled(node: Any) -> int:
-    """Number of states that a parsed pattern unrolls to, about."""
-    if isinstance(node, re_parser.SubPattern):
-        return sum(max(1, _unrolled(argument)) for _, argument in node)
-    if not isinstance(node, tuple | list):
-        return 0
-    if len(node) == 3 and isinstance(node[2], re_parser.SubPattern):
-        low, high, inner = node
-        times = low if high == re_parser.MAXREPEAT else high
-        return max(1, int(times)) * max(1, _unrolled(inner))
-    return sum(_unrolled(item) for item in node)
 
 
 def explain(error: BaseException) -> tuple[str, str | None]:

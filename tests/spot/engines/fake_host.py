@@ -131,6 +131,8 @@ class FakeHost:
                 self.say(Refused(handle, "bad regex", "structured"))
             case "fail":
                 self.say(Failed(handle, "lost its KV"))
+            case "fail_everywhere":
+                self.say(Failed(handle, "a bug", everywhere=True))
             case _:
                 self.echo(submit)
 

@@ -104,7 +104,7 @@ to_gateway = st.one_of(
         num_tokens=handles,
     ),
     st.builds(Refused, handle=handles, message=texts, param=st.none() | texts),
-    st.builds(Failed, handle=handles, message=texts),
+    st.builds(Failed, handle=handles, message=texts, everywhere=st.booleans()),
     st.builds(Pong, number=handles),
     st.builds(Dead, message=texts, fatal=st.booleans(), is_misconfigured=st.booleans()),
 )

@@ -20,6 +20,7 @@ from spot.errors import (
     EngineFailed,
     EngineMisconfigured,
     EngineUnavailable,
+    GenerationFailed,
     InvalidRequest,
     ShuntyardError,
 )
@@ -122,7 +123,7 @@ async def test_progress_shows_in_the_status() -> None:
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
-        ("crash_on_submit", "exited with code 3"),
+        ("crash_on_submit", "closed its connection"),  # known before the exit code is
         ("close_on_submit", "closed its connection"),
         ("dead_on_submit", "the engine core died"),
     ],
@@ -136,6 +137,20 @@ async def test_every_live_generation_fails_when_the_host_dies(mode: str, reason:
         for sink in sinks:
             assert isinstance((await sink.ended()).error, EngineFailed)
             assert reason in str(sink.error)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("fail", EngineFailed), ("fail_everywhere", GenerationFailed)]
+)
+async def test_a_failure_tells_whether_another_engine_would_do_better(
+    mode: str, expected: type[ShuntyardError]
+) -> None:
+    async with engine(mode) as hosted:
+        await ready(hosted)
+        sink = Sink()
+        hosted.submit(generation(), sink)
+        assert type((await sink.ended()).error) is expected
+        assert hosted.status.state == "ready"
 
 
 async def test_a_dead_host_is_started_again_and_serves(tmp_path: Path) -> None:
@@ -218,7 +233,7 @@ async def test_children_of_a_dead_host_are_killed() -> None:
         sink = Sink()
         hosted.submit(generation(), sink)
         await sink.ended()
-        assert not any(map(is_alive, pids))
+        await until(lambda: not any(map(is_alive, pids)))
 
 
 async def test_leaving_stops_every_process() -> None:

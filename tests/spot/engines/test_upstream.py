@@ -215,6 +215,16 @@ async def test_completions_where_there_is_no_generate() -> None:
         assert fake.asked[0][0] == "/v1/completions"
 
 
+async def test_a_costly_constraint_is_not_passed_on() -> None:
+    fake = FakeUpstream()
+    hostile = StructuredOutput(regex="((a{0,26}){0,26}){0,26}")
+    async with engine(fake) as running:
+        sink = await run(running, generation(structured=hostile))
+        assert isinstance(sink.error, InvalidRequest)
+        assert sink.error.param == "structured"
+        assert not fake.asked
+
+
 async def test_prompt_logprobs_come_in_one_piece() -> None:
     async with engine(FakeUpstream()) as running:
         sink = await run(running, generation(prompt_logprobs=0))

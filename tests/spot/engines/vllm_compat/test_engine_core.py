@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spot.engines.vllm_compat.engine_core import EngineCore
-from spot.engines.vllm_compat.sampling import Unservable
+from spot.engines.vllm_compat.refusal import Unservable
 from spot.generation import Generation, SamplingParams
 
 
