@@ -213,7 +213,7 @@ async def test_a_host_that_falls_silent_is_killed_and_restarted() -> None:
         sink = Sink()
         hosted.submit(generation(), sink)
         assert "silent" in str((await sink.ended()).error)
-        assert not is_alive(pid)
+        await until(lambda: not is_alive(pid))
         await until(lambda: hosted.status.num_restarts >= 1)
 
 
