@@ -255,7 +255,17 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._declining:
             self._in_body = False
+            if self._due_s != _NEVER:
+                self._end_arrival()
             super().on_message_complete()
+
+    def _end_arrival(self) -> None:
+        """The request is complete in time: its answer has no deadline. Where it has been given
+        already (a refusal), the next request has one."""
+        self._due_s = _NEVER
+        running = self._running
+        if running is not None and running.response_complete and not self.pipeline:
+            self._expect_within(self.idle_s)
 
     def _start_again(self, rest: bytes) -> None:
         """Read the request once more, without its offer, and then what follows its head."""

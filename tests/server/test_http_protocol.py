@@ -342,14 +342,33 @@ def test_a_connection_is_closed_when_it_stays_idle_after_an_answer(impatient: Se
         assert time.monotonic() - started_s < 1
 
 
-def test_a_long_answer_has_no_deadline() -> None:
+@pytest.mark.parametrize("num_last", [0, 1, len(BODY), len(BODY) + 20])
+def test_a_long_answer_has_no_deadline(num_last: int) -> None:
+    """However the request was cut into packets: clients send head and body each in their own."""
+    request = http_request(PATH, BODY)
+    end = len(request) - num_last
     with (
-        serving("word " * 20, step_time_s=0.03, idle_s=0.1, arrival_s=0.1) as server,
+        serving("word " * 20, step_time_s=0.03, idle_s=0.2, arrival_s=0.2) as server,
         server.connect() as connection,
     ):
         for _ in range(2):
-            connection.sendall(http_request(PATH, BODY))
+            connection.sendall(request[:end])
+            time.sleep(0.05)
+            connection.sendall(request[end:])
             assert content(connection.recv(65536)).startswith("word word")
+
+
+def test_after_a_long_answer_an_idle_connection_is_closed() -> None:
+    request = http_request(PATH, BODY)
+    with (
+        serving("word " * 20, step_time_s=0.03, idle_s=0.3, arrival_s=0.2) as server,
+        server.connect() as connection,
+    ):
+        connection.sendall(request[:-5])
+        time.sleep(0.05)
+        connection.sendall(request[-5:])
+        assert content(connection.recv(65536)).startswith("word word")
+        assert connection.recv(1) == b""
 
 
 def test_a_late_head_behind_a_request_lets_it_be_answered() -> None:
