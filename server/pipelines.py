@@ -12,6 +12,7 @@ from typing import Any
 from server.gpus import GpuAllotment, visible_gpus
 from server.protocol.admin import NewPipeline
 from server.settings import Settings, SettingsError
+from server.version import INSTANCE
 from spot.engines.hosted import HostConfig, HostedEngine
 from spot.engines.upstream import UpstreamEngine
 from spot.engines.upstream_config import UpstreamConfig
@@ -77,6 +78,7 @@ class PipelineMaker:
             config = UpstreamConfig(
                 url,
                 model=settings.upstream_model,
+                own_instance=INSTANCE,
                 api_key=settings.upstream_api_key,
                 vocab_size=self._vocab_size,
                 max_num_seqs=settings.upstream_max_num_seqs,

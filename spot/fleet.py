@@ -168,9 +168,16 @@ class Fleet:
             return EngineStatus("draining", "the server is shutting down")
         if not statuses:
             return EngineStatus("stopped" if self._group is None else "dead", "no pipeline is left")
+        states = {pipeline.state for pipeline in self.state.pipelines.values()}
         best = next((s for s in statuses if s.state == "ready"), None)
         if best is None:
             best = next((s for s in statuses if s.state == "starting"), statuses[0])
+        elif "serving" not in states:
+            is_leaving = "draining" in states
+            best = EngineStatus(
+                "dead" if is_leaving else "starting",
+                "every pipeline is being drained" if is_leaving else "about to serve",
+            )
         return EngineStatus(
             best.state,
             best.detail,

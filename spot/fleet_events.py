@@ -44,7 +44,12 @@ class FleetEvents:
         self._added = anyio.Event()
 
     async def after(self, number: int) -> list[FleetEvent]:
-        """The events with a higher number; waits until there is one."""
+        """The events with a higher number; waits until there is one.
+
+        A number from the future is of another run of the server: then all events are new.
+        """
+        if number > self._num_added:
+            number = 0
         while True:
             fresh = [event for event in self._kept if event.number > number]
             if fresh:

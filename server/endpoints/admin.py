@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
 
 import anyio
 import orjson
@@ -56,7 +57,13 @@ class AdminGate:
     def _check_local(self, scope: Scope) -> None:
         client = scope.get("client")
         local = client is None or _is_loopback(client[0])
-        foreign = (b"origin", b"forwarded", b"x-forwarded-for", b"x-real-ip")
+        host = urlsplit(f"//{(header(scope, b'host') or b'localhost').decode('latin-1')}").hostname
+        # A name that is not of this machine: a web page's, which it has led to this address.
+        local = local and (host == "localhost" or _is_loopback(host or ""))
+        foreign = (
+            b"origin", b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host",
+            b"x-forwarded-proto", b"x-real-ip",
+        )  # fmt: skip
         if not local or any(header(scope, name) is not None for name in foreign):
             raise Forbidden(
                 "Without an admin key the admin API is for this machine only; start the server "
@@ -90,6 +97,8 @@ class PipelineList:
         if body.id in self._fleet.state.pipelines:
             raise InvalidRequest(f"There is a pipeline {body.id} already.", param="id")
         spec = await self._new_pipeline(body)
+        while spec.id in self._fleet.state.pipelines:  # a number that somebody has used as a name
+            spec = await self._new_pipeline(body)
         await self._fleet.add(spec)
         await send_json(send, _described(self._fleet, spec.id), status=201)
 
@@ -104,6 +113,8 @@ class OnePipeline:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._gate.check(scope)
         pipeline_id = _known_id(self._fleet, scope)
+        if scope["method"] not in ("GET", "HEAD"):
+            _check_living(self._fleet, pipeline_id)
         if scope["method"] == "PATCH":
             changes = parse_body(PipelineChanges, await _json(scope, receive))
             self._fleet.set_weight(pipeline_id, changes.weight)
@@ -124,6 +135,7 @@ class DrainPipeline:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._gate.check(scope)
         pipeline_id = _known_id(self._fleet, scope)
+        _check_living(self._fleet, pipeline_id)
         order = parse_body(DrainOrder, await _json(scope, receive, may_be_empty=True))
         described = _described(self._fleet, pipeline_id)
         self._fleet.drain_pipeline(pipeline_id, deadline_s=order.deadline_s, cause=order.cause)
@@ -190,6 +202,11 @@ def _known_id(fleet: Fleet, scope: Scope) -> str:
         known = ", ".join(fleet.state.pipelines) or "none"
         raise RouteNotFound(f"There is no pipeline {pipeline_id[:64]}; there is: {known}.")
     return pipeline_id
+
+
+def _check_living(fleet: Fleet, pipeline_id: str) -> None:
+    if fleet.state.pipelines[pipeline_id].state == "gone":
+        raise RouteNotFound(f"The pipeline {pipeline_id} is gone.")
 
 
 def _described(fleet: Fleet, pipeline_id: str) -> dict[str, object]:

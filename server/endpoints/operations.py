@@ -6,6 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.asgi import send_bytes, send_json
 from server.gateway import Gateway
+from server.version import INSTANCE
 from spot.errors import EngineUnavailable
 
 
@@ -56,7 +57,7 @@ class Version:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, {"version": self._gateway.version})
+        await send_json(send, {"version": self._gateway.version, "instance": INSTANCE})
 
 
 class MetricsPage:

@@ -11,7 +11,7 @@ from server.protocol.responses import ResponseBody
 from spot.engines.base import Resume
 from spot.fleet_state import PipelineState
 
-Weight = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False, strict=False)]
+Weight = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
 
 class _AdminBody(RequestBody):
@@ -40,11 +40,9 @@ class NewPipeline(_AdminBody):
 class DrainOrder(_AdminBody):
     """How a pipeline leaves."""
 
-    deadline_s: Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False, strict=False)] | None = (
-        Field(
-            default=120.0,
-            description="Seconds until what still runs moves elsewhere; null waits for its end.",
-        )
+    deadline_s: Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)] | None = Field(
+        default=120.0,
+        description="Seconds until what still runs moves elsewhere; null waits for its end.",
     )
     cause: Literal["drained", "notice"] = Field(
         default="drained", description="notice: the cloud takes the machine at the deadline."

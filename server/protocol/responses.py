@@ -282,7 +282,10 @@ class LoadResponse(ResponseBody):
 
 
 class VersionResponse(ResponseBody):
+    """instance: of this run of the server, by which it knows itself."""
+
     version: str
+    instance: str
 
 
 class PoolingUsage(ResponseBody):

@@ -13,6 +13,7 @@ class UpstreamConfig:
 
     url: its base, with or without `/v1` (`http://10.0.0.7:8000`).
     model: which of its models; None if it serves one only.
+    own_instance: what a server says of itself that must not be its own upstream.
     api_key: sent as a bearer token.
     headers: sent with each request.
     vocab_size: of the model; None asks the upstream.
@@ -30,6 +31,7 @@ class UpstreamConfig:
 
     url: str
     model: str | None = None
+    own_instance: str = ""
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     vocab_size: int | None = None
@@ -43,6 +45,8 @@ class UpstreamConfig:
     max_answer_bytes: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
+        if not self.url.isprintable() or " " in self.url:
+            raise ValueError(f"the upstream's URL holds characters that none has: {self.url!r}")
         parts = urlsplit(self.url)
         has_port = parts.port is None or parts.port > 0
         if parts.scheme not in ("http", "https") or not parts.hostname or not has_port:

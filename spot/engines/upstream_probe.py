@@ -68,6 +68,7 @@ class _Models(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     version: str = ""
+    instance: str = ""
 
 
 async def probe(session: aiohttp.ClientSession, config: UpstreamConfig) -> Upstream:
@@ -75,6 +76,9 @@ async def probe(session: aiohttp.ClientSession, config: UpstreamConfig) -> Upstr
 
     Raises NoAnswer while it cannot be asked, and Unsuitable.
     """
+    version = await _version(session, config)
+    if version.instance and version.instance == config.own_instance:
+        raise Unsuitable("the upstream is this very server")
     model = await _model(session, config)
     if model.max_model_len is None:
         raise Unsuitable(f"the upstream does not tell max_model_len of its model {model.id}")
@@ -82,17 +86,17 @@ async def probe(session: aiohttp.ClientSession, config: UpstreamConfig) -> Upstr
     await _check_token_ids(ask)
     vocab_size = config.vocab_size or await _vocab_size(ask)
     max_logprobs = await _max_logprobs(ask)
-    version = await _version(session, config)
     is_shuntyard = model.owned_by == "shuntyard"
+    name = version.version[:40] or _UNKNOWN_VERSION
     card = EngineCard(
         max_model_len=model.max_model_len,
         vocab_size=vocab_size,
-        engine=f"{'shuntyard' if is_shuntyard else 'vllm'} {version} (upstream)",
+        engine=f"{'shuntyard' if is_shuntyard else 'vllm'} {name} (upstream)",
         max_num_seqs=config.max_num_seqs,
         max_logprobs=max_logprobs,
         resume="prompt",
     )
-    return Upstream(model.id, card, version, is_shuntyard, await _has_generate(ask))
+    return Upstream(model.id, card, name, is_shuntyard, await _has_generate(ask))
 
 
 async def _model(session: aiohttp.ClientSession, config: UpstreamConfig) -> _Model:
@@ -118,12 +122,12 @@ async def _model(session: aiohttp.ClientSession, config: UpstreamConfig) -> _Mod
     return bases[0]
 
 
-async def _version(session: aiohttp.ClientSession, config: UpstreamConfig) -> str:
+async def _version(session: aiohttp.ClientSession, config: UpstreamConfig) -> _Version:
     try:
         body = await get(session, config, "/version", timeout_s=config.health_timeout_s)
-        return msgspec.json.decode(body, type=_Version).version[:40] or _UNKNOWN_VERSION
+        return msgspec.json.decode(body, type=_Version)
     except (NoAnswer, msgspec.DecodeError):
-        return _UNKNOWN_VERSION
+        return _Version()
 
 
 class _Asker:

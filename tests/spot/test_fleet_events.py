@@ -33,6 +33,12 @@ async def test_a_watcher_waits_for_what_comes() -> None:
     assert heard == ["down"]
 
 
+async def test_a_number_of_another_run_starts_anew() -> None:
+    events = FleetEvents()
+    events.add("added", "a")
+    assert [event.number for event in await events.after(68)] == [1]
+
+
 async def test_only_the_last_events_are_kept() -> None:
     events = FleetEvents(max_kept=3)
     for _ in range(10):

@@ -106,6 +106,7 @@ def test_pipelines_are_added_and_weighted(server: Server) -> None:
         ("POST", "/nope/drain", {}, 404, None),
         ("POST", "/first/drain", {"deadline_s": -1}, 400, "deadline_s"),
         ("PUT", "/first", {}, 405, None),
+        ("POST", "", {"weight": True}, 400, "weight"),
     ],
 )
 def test_mistakes_are_named(
@@ -135,6 +136,52 @@ def test_events_are_numbered_and_resumed(server: Server) -> None:
     assert read("4", 1) == ["id: 5", "event: weight"]
 
 
+def test_a_number_that_is_taken_as_a_name_is_passed_over() -> None:
+    names = iter(["first", "spare", "third"])
+
+    async def numbered(wanted: NewPipeline) -> PipelineSpec:
+        engine = ScriptedEngine(vocab_size=49152, eos_token_id=2)
+        return PipelineSpec(next(names), engine)
+
+    def routes(gateway: Any) -> Any:
+        return admin_routes(gateway.model.engine, AdminGate(None), numbered)
+
+    with serving(None, spare=True, further_routes=routes) as server:
+        assert server.http.post("/admin/pipelines", json={}).json()["id"] == "third"
+
+
+def test_with_every_pipeline_draining_the_server_is_not_healthy(server: Server) -> None:
+    with server.http.stream(
+        "POST",
+        "/v1/completions",
+        json={"prompt": "x", "max_tokens": 100, "stream": True, "ignore_eos": True},
+    ) as response:
+        lines = response.iter_lines()
+        next(lines)
+        for name in ("spare", "first"):
+            server.http.post(f"/admin/pipelines/{name}/drain", json={"deadline_s": None})
+        for path in ("/health", "/ready"):
+            answer = server.http.get(path)
+            assert answer.status_code == 503, path
+        refused = server.complete("y")
+        assert refused.status_code == 503
+        assert "every pipeline is being drained" in refused.json()["error"]["message"]
+        assert list(lines)[-2] == "data: [DONE]"
+
+
+def test_what_is_gone_takes_no_orders(server: Server) -> None:
+    pipeline = server.fleet.state.pipelines["first"]
+    server.call(lambda: setattr(pipeline, "state", "gone"))
+    for method, path, body in (
+        ("POST", "/drain", {}),
+        ("PATCH", "", {"weight": 1}),
+        ("DELETE", "", None),
+    ):
+        answer = server.http.request(method, f"/admin/pipelines/first{path}", json=body)
+        assert answer.status_code == 404, method
+    server.call(lambda: setattr(pipeline, "state", "serving"))
+
+
 def test_the_admin_key_lets_in_and_api_keys_do_not() -> None:
     with admin_server("secret", http=HttpOptions(api_keys={"sk-user": "user"})) as server:
         url = "/admin/pipelines"
@@ -153,9 +200,9 @@ def test_without_an_admin_key_no_api_key_is_asked_for_on_this_machine() -> None:
         bare.close()
 
 
-@pytest.mark.parametrize("name", ["origin", "x-forwarded-for", "forwarded"])
+@pytest.mark.parametrize("name", ["host", "origin", "x-forwarded-for", "forwarded", "via"])
 def test_without_a_key_web_pages_and_proxies_are_kept_out(server: Server, name: str) -> None:
-    answer = server.http.get("/admin/pipelines", headers={name: "http://evil.example"})
+    answer = server.http.get("/admin/pipelines", headers={name: "evil.example"})
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "forbidden"
 

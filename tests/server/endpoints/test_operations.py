@@ -7,6 +7,7 @@ import json
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.version import INSTANCE
 from spot.engines.base import EngineStats
 from spot.engines.scripted import Faults
 from tests.harness import chat_body, http_request, serving, until
@@ -18,7 +19,7 @@ def test_health_is_empty_and_ready_says_who() -> None:
         assert (health.status_code, health.content) == (200, b"")
         ready = server.http.get("/ready")
         assert ready.json() == {"status": "ready", "model": "demo"}
-        assert server.http.get("/version").json() == {"version": "0.0-test"}
+        assert server.http.get("/version").json() == {"version": "0.0-test", "instance": INSTANCE}
         assert server.http.get("/load").json() == {"server_load": 0}
 
 

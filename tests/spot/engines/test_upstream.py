@@ -149,6 +149,13 @@ async def test_an_unsuitable_upstream_says_why_and_may_still_change(
         assert not running.status.is_misconfigured
 
 
+async def test_a_server_is_not_its_own_upstream() -> None:
+    fake = FakeUpstream()
+    async with serving(fake), UpstreamEngine(config(fake.url, own_instance="fake")) as running:
+        with anyio.fail_after(5), pytest.raises(EngineMisconfigured, match="this very server"):
+            await running.wait_ready()
+
+
 async def test_an_upstream_that_is_not_there_yet_is_waited_for() -> None:
     port = free_port()
     fake = FakeUpstream()
@@ -181,6 +188,7 @@ async def test_key_and_headers_go_along() -> None:
         {"url": "http://a:x"},
         {"url": "http://u:p@a"},
         {"url": "http://a?x=1"},
+        {"url": "http://a\nb:1"},
         {"url": "http://a", "max_health_failures": 0},
         {"url": "http://a", "connect_timeout_s": -1},
     ],
