@@ -149,7 +149,7 @@ def _metavar(name: str, kind: Any, text: str) -> str:
     if kind in (int, float):
         return "N"
     if kind is Path:
-        return "FILE"
+        return "FOLDER" if text.startswith("folder") else "FILE"
     word = name.rpartition("_")[2].upper()
     return word.removesuffix("S") if typing.get_origin(kind) is list else word
 

@@ -104,15 +104,19 @@ def listed(client: httpx.Client, *, as_json: bool) -> None:
             f"{item['migrated_in']}/{item['migrated_out']}",
             " ".join(map(str, item["pids"])),
         )
-    Console(soft_wrap=True).print(table)
+    # A pipe has no width: scripts want each pipeline on one line.
+    console = Console() if sys.stdout.isatty() else Console(width=10_000)
+    console.print(table)
 
 
 def drained(client: httpx.Client, pipeline_id: str, deadline_s: float) -> None:
     """Take a pipeline out of service: it admits nothing more, what runs on it finishes, and what
     does not finish in time goes on elsewhere."""
     item = _call(client, "POST", f"{_path(pipeline_id)}/drain", {"deadline_s": deadline_s})
-    running = f"{item['running']} running" if item["running"] else "nothing runs on it"
-    print(f"{item['id']} is {item['state']}: {running}, gone within {deadline_s:g} s")
+    if item["running"]:
+        print(f"{item['id']} is draining: {item['running']} running, gone within {deadline_s:g} s")
+    else:
+        print(f"{item['id']} is gone: nothing ran on it")
 
 
 def removed(client: httpx.Client, pipeline_id: str) -> None:

@@ -73,7 +73,8 @@ class Journaling:
                     raise nothing_to_continue()
                 await work()
         except ShuntyardError:
-            if not any(self._num_tokens):
+            # What an earlier round made stays, whatever this one ran into.
+            if self._past is None and not any(self._num_tokens):
                 journal.drop(entry)
             raise
         finally:

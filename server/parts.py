@@ -161,11 +161,11 @@ def _build_gateway(
         ),
         salt_secret=secrets.token_bytes(32) if len(settings.keys_by_tenant) > 1 else None,
         version=VERSION,
-        journal=_open_journal(settings),
+        journal=_open_journal(settings, say),
     )
 
 
-def _open_journal(settings: Settings) -> Journal | None:
+def _open_journal(settings: Settings, say: Say) -> Journal | None:
     if settings.journal is None:
         return None
     journal = Journal(
@@ -179,6 +179,7 @@ def _open_journal(settings: Settings) -> Journal | None:
         journal.open()
     except JournalUnusable as error:
         raise SettingsError(f"--journal: {error}") from None
+    say(f"journal: {settings.journal}, {journal.num_entries} answers to come back for")
     return journal
 
 

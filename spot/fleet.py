@@ -51,6 +51,12 @@ from spot.generation import Generation, SamplingParams, TokenDelta
 
 logger = logging.getLogger(__name__)
 
+_LEVELS = {
+    "migrated": logging.DEBUG,
+    "down": logging.WARNING,
+    "stalled": logging.WARNING,
+    "lost": logging.WARNING,
+}
 _TICK_S = 0.25
 _CALM_TICK_S = 1.0
 
@@ -168,6 +174,8 @@ class Fleet:
             return EngineStatus("draining", "the server is shutting down")
         if not statuses:
             return EngineStatus("stopped" if self._group is None else "dead", "no pipeline is left")
+        if all(status.state == "stopped" for status in statuses) and self._group is not None:
+            return EngineStatus("dead", "no pipeline is left")
         states = {pipeline.state for pipeline in self.state.pipelines.values()}
         best = next((s for s in statuses if s.state == "ready"), None)
         if best is None:
@@ -419,7 +427,7 @@ class Fleet:
         self._on_subnode(generation_id, attained)
 
     def _say(self, kind: EventKind, pipeline_id: str, detail: str = "") -> None:
-        level = logging.DEBUG if kind == "migrated" else logging.INFO
+        level = _LEVELS.get(kind, logging.INFO)
         logger.log(level, "pipeline %s: %s%s", pipeline_id, kind, f" ({detail})" if detail else "")
         self.events.add(kind, pipeline_id, detail)
 

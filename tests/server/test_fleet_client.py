@@ -51,7 +51,7 @@ def test_a_pipeline_is_drained_and_another_removed(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(server, "drain", "first", "--deadline", "5s") == 0
-    assert "nothing runs on it" in capsys.readouterr().out
+    assert "nothing ran on it" in capsys.readouterr().out
     until(lambda: states(server) == {"spare": "serving"})
     assert run(server, "remove", "spare") == 0
     until(lambda: states(server) == {})

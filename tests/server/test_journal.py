@@ -486,6 +486,22 @@ def test_after_an_engines_failure_a_client_may_come_back(tmp_path: Path) -> None
         assert usage == 120, "each token is counted once"
 
 
+def test_coming_back_too_early_costs_nothing(tmp_path: Path) -> None:
+    """While the engine starts, a client is told to wait; its answer stays in the journal."""
+    body = chat_body("x", **LONG)
+    with serving(None, journal=tmp_path, step_time_s=0.001) as server:
+        whole = Client(server, "whole", CHAT, body).read()
+        early = Client(server, "cut", CHAT, body).read(5)
+    with serving(None, journal=tmp_path, step_time_s=0.001) as server:
+        early.server = server
+        server.call(server.engine.die)
+        for _ in range(2):
+            with pytest.raises(AssertionError, match="engine_unavailable"):
+                early.read()
+        server.call(server.engine.revive)
+        assert early.read().answer == whole.answer
+
+
 def test_a_resumed_answer_survives_the_loss_of_its_pipeline(tmp_path: Path) -> None:
     body = chat_body("x", **LONG)
     with serving(None, journal=tmp_path, step_time_s=0.001, spare=True, policy=POLICY) as server:
