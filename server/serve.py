@@ -130,8 +130,7 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Set the date of answers once a second, until it is time to stop.
 
-        uvicorn's own loop wakes ten times a second; beside an engine that has the caches to itself,
-        each time costs as much CPU as a token.
+        uvicorn's own loop wakes ten times a second for it.
         """
         while not await self.on_tick(0):
             with anyio.move_on_after(1.0):

@@ -77,8 +77,21 @@ class _Member:
     spec: PipelineSpec
     leave: anyio.Event = field(default_factory=anyio.Event)
     left: anyio.Event = field(default_factory=anyio.Event)
-    was_ready: bool = False
     num_restarts: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A generation as its caller knows it.
+
+    leg: what may speak for it now. num_told: migrations that the caller has been told of.
+    num_reported: output tokens whose service was reported.
+    """
+
+    sink: DeltaSink
+    leg: _LegSink | None = None
+    num_told: int = 0
+    num_reported: int = 0
 
 
 class _LegSink:
@@ -150,10 +163,7 @@ class Fleet:
         self._specs = specs
         self._on_subnode = on_subnode
         self._members: dict[str, _Member] = {}
-        self._sinks: dict[str, DeltaSink] = {}
-        self._legs: dict[str, _LegSink] = {}
-        self._told_migrations: dict[str, int] = {}
-        self._reported: dict[str, int] = {}
+        self._flights: dict[str, _Flight] = {}
         self._card: EngineCard | None = None
         self._closed = False
         self._idle = anyio.Event()
@@ -220,21 +230,18 @@ class Fleet:
     def submit(self, generation: Generation, sink: DeltaSink) -> None:
         if self._closed:
             raise EngineUnavailable("the server is shutting down")
-        self._sinks[generation.id] = sink
-        if generation.output_token_ids:
-            self._reported[generation.id] = len(generation.output_token_ids)
+        self._flights[generation.id] = _Flight(sink, num_reported=len(generation.output_token_ids))
         try:
             commands = self.state.submit(generation, self._now_s())
         except EngineUnavailable:
-            self._forget(generation.id)
+            del self._flights[generation.id]
             raise EngineUnavailable(
                 f"the engine is {self.status.state}: {self.status.detail}"
             ) from None
         self._carry_out(commands)
 
     def abort(self, generation_id: str) -> None:
-        if generation_id in self._sinks:
-            self._forget(generation_id)
+        if self._flights.pop(generation_id, None) is not None:
             self._carry_out(self.state.cancelled(generation_id, self._now_s()))
             self._note_idle()
 
@@ -344,41 +351,31 @@ class Fleet:
             raise KeyError(pipeline_id)
 
     def _describe(self, pipeline_id: str) -> dict[str, Any]:
-        pipeline = self.state.pipelines[pipeline_id]
-        member = self._members.get(pipeline_id)
-        described: dict[str, Any] = {
+        pipeline, engine = self.state.pipelines[pipeline_id], self.engine(pipeline_id)
+        status, card = engine.status, engine.card
+        return {
             "id": pipeline.id,
-            "engine": "",
+            "engine": card.engine if card is not None else "",
             "state": pipeline.state,
-            "detail": pipeline.cause,
+            "detail": status.detail or pipeline.cause,
             "weight": pipeline.weight,
             "observed_tokens_per_s": round(pipeline.tokens_per_s, 1),
             "running": len(pipeline.legs),
-            "waiting": 0,
+            "waiting": max(0, len(pipeline.legs) - pipeline.num_seats),
             "seats": pipeline.num_seats,
             "resume": pipeline.resume,
             "migrated_in": pipeline.num_migrated_in,
             "migrated_out": pipeline.num_migrated_out,
-            "restarts": 0,
-            "pids": [],
+            "restarts": status.num_restarts,
+            "pids": status.pids,
         }
-        if member is not None:
-            engine = member.spec.engine
-            status, card = engine.status, engine.card
-            described |= {
-                "engine": card.engine if card is not None else "",
-                "detail": status.detail or pipeline.cause,
-                "waiting": max(0, len(pipeline.legs) - pipeline.num_seats),
-                "restarts": status.num_restarts,
-                "pids": status.pids,
-            }
-        return described
 
     # What engines tell ---------------------------------------------------------------------
 
     def sink_of(self, live: Live) -> _LegSink | None:
         """The sink that may speak for a generation now."""
-        return self._legs.get(live.generation.id)
+        flight = self._flights.get(live.generation.id)
+        return None if flight is None else flight.leg
 
     def on_progress(self, live: Live, num_tokens: int) -> None:
         # The caller may have aborted it while it took the delta.
@@ -392,13 +389,9 @@ class Fleet:
             self._carry_out(commands)
 
     def on_finish(self, live: Live, num_tokens: int) -> None:
-        now_s = self._now_s()
-        if live.pipeline_id is not None:
-            self.state.pipelines[live.pipeline_id].num_tokens += num_tokens
-            self.state.pipelines[live.pipeline_id].progress_s = now_s
         self._report(live)
-        self._forget(live.generation.id)
-        self._carry_out(self.state.finished(live, now_s))
+        del self._flights[live.generation.id]
+        self._carry_out(self.state.finished(live, self._now_s(), num_tokens=num_tokens))
         self._note_idle()
 
     def on_leg_error(self, live: Live, error: ShuntyardError) -> None:
@@ -419,12 +412,12 @@ class Fleet:
         self._carry_out(commands)
 
     def _report(self, live: Live) -> None:
-        if self._on_subnode is None:
+        flight = self._flights.get(live.generation.id)
+        if self._on_subnode is None or flight is None:
             return
-        generation_id = live.generation.id
-        attained = len(live.output) - self._reported.get(generation_id, 0)
-        self._reported[generation_id] = len(live.output)
-        self._on_subnode(generation_id, attained)
+        attained = len(live.output) - flight.num_reported
+        flight.num_reported = len(live.output)
+        self._on_subnode(live.generation.id, attained)
 
     def _say(self, kind: EventKind, pipeline_id: str, detail: str = "") -> None:
         level = _LEVELS.get(kind, logging.INFO)
@@ -440,7 +433,8 @@ class Fleet:
                     self._start(live, pipeline_id)
                 case Stop(live, pipeline_id, why):
                     self.num_preemptions += why == "preempted"
-                    self._legs.pop(live.generation.id, None)
+                    if flight := self._flights.get(live.generation.id):
+                        flight.leg = None
                     if member := self._members.get(pipeline_id):
                         member.spec.engine.abort(live.generation.id)
                 case Fail(live, error):
@@ -455,34 +449,26 @@ class Fleet:
 
     def _start(self, live: Live, pipeline_id: str) -> None:
         generation_id = live.generation.id
-        sink = self._sinks.get(generation_id)
-        if sink is None or live.pipeline_id != pipeline_id:
+        flight = self._flights.get(generation_id)
+        if flight is None or live.pipeline_id != pipeline_id:
             return  # ended, or moved on, by an earlier command's doing
-        told = self._told_migrations.get(generation_id, 0)
-        new_migrations = live.num_migrations - told
+        new_migrations = live.num_migrations - flight.num_told
         if new_migrations:
-            self._told_migrations[generation_id] = live.num_migrations
+            flight.num_told = live.num_migrations
             self.num_migrations += 1
             detail = f"{len(live.output)} tokens so far"
             self._say("migrated", pipeline_id, detail)
-        leg = self._legs[generation_id] = _LegSink(self, live, sink, new_migrations)
+        leg = flight.leg = _LegSink(self, live, flight.sink, new_migrations)
         try:
             self._members[pipeline_id].spec.engine.submit(live.remaining, leg)
         except ShuntyardError as error:
             leg.on_error(error)
 
     def _end_badly(self, live: Live, error: ShuntyardError) -> None:
-        sink = self._sinks.get(live.generation.id)
-        self._forget(live.generation.id)
+        flight = self._flights.pop(live.generation.id, None)
         self._note_idle()
-        if sink is not None:
-            sink.on_error(error)
-
-    def _forget(self, generation_id: str) -> None:
-        self._sinks.pop(generation_id, None)
-        self._legs.pop(generation_id, None)
-        self._told_migrations.pop(generation_id, None)
-        self._reported.pop(generation_id, None)
+        if flight is not None:
+            flight.sink.on_error(error)
 
     def _note_idle(self) -> None:
         if not self.state.lives:
@@ -553,16 +539,17 @@ class Fleet:
         with anyio.move_on_after(limit_s):
             try:
                 engine.submit(generation, canary)
-            except EngineUnavailable:
-                return
+            except ShuntyardError:
+                return  # busy with something else than being silent
             await canary.ended.wait()
         engine.abort(generation.id)
+        if pipeline.state != "serving":
+            return
         if canary.is_alive:
-            pipeline.progress_s = self._now_s()
-        elif pipeline.state == "serving" and not pipeline.legs:
+            self.state.alive(pipeline.id, self._now_s())
+        elif not pipeline.legs:
             reason = f"an idle pipeline did not make a token within {limit_s:.1f} s"
-            self._carry_out([Kill(pipeline.id, reason)])
-            self._carry_out(self.state.lost(pipeline.id, reason, self._now_s()))
+            self._carry_out(self.state.stalled(pipeline.id, reason, self._now_s()))
 
     def _look_at_engines(self) -> None:
         """Notice engines that became ready, or no longer are."""

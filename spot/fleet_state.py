@@ -97,7 +97,6 @@ class Live:
 
     generation: Generation
     order: int
-    arrived_s: float
     output: list[int] = field(default_factory=list)
     pipeline_id: str | None = None
     leg: int = 0
@@ -247,7 +246,7 @@ class FleetState:
         if not any(p.state == "serving" for p in self.pipelines.values()):
             raise EngineUnavailable("no pipeline takes work now")
         self._num_arrived += 1
-        live = Live(generation, self._num_arrived, now_s, output=list(generation.output_token_ids))
+        live = Live(generation, self._num_arrived, output=list(generation.output_token_ids))
         if not self._can_ever_resume(live):
             return [Fail(live, EngineFailed(f"no{_NO_EXACT_RESUME}"))]
         self.lives[generation.id] = live
@@ -283,8 +282,13 @@ class FleetState:
             known = pipeline.prefill_tokens_per_s or rate
             pipeline.prefill_tokens_per_s = known + 0.1 * (rate - known)
 
-    def finished(self, live: Live, now_s: float) -> list[Command]:
-        """A generation came to its end."""
+    def finished(self, live: Live, now_s: float, *, num_tokens: int = 0) -> list[Command]:
+        """A generation came to its end. num_tokens: what it put out last."""
+        if num_tokens and live.pipeline_id is not None:
+            pipeline = self.pipelines[live.pipeline_id]
+            pipeline.num_tokens += num_tokens
+            pipeline.num_failures = 0
+            pipeline.progress_s = now_s
         self._forget(live)
         return self._settle(now_s)
 
@@ -350,6 +354,14 @@ class FleetState:
         if pipeline.state == "serving":
             self._move(pipeline, "starting")
         return commands + self._settle(now_s)
+
+    def stalled(self, pipeline_id: str, reason: str, now_s: float) -> list[Command]:
+        """An engine hangs: it is to be ended, and counts as lost."""
+        return [Kill(pipeline_id, reason), *self.lost(pipeline_id, reason, now_s)]
+
+    def alive(self, pipeline_id: str, now_s: float) -> None:
+        """An idle engine has made a token for the asking."""
+        self.pipelines[pipeline_id].progress_s = now_s
 
     def drain(
         self, pipeline_id: str, *, cause: str, deadline_s: float | None, now_s: float
@@ -613,8 +625,7 @@ class FleetState:
         silent_s = now_s - pipeline.progress_s
         if pipeline.legs and silent_s > limit_s:
             reason = f"no token for {silent_s:.1f} s (limit {limit_s:.1f} s)"
-            commands.append(Kill(pipeline.id, reason))
-            return commands + self.lost(pipeline.id, reason, now_s)
+            return self.stalled(pipeline.id, reason, now_s)
         if pipeline.deadline_s is not None:
             remaining_s = pipeline.deadline_s - now_s
             if pipeline.state == "draining" and remaining_s <= self.policy.drain_margin_s:
