@@ -55,6 +55,7 @@ from server.doctor_findings import (
     canonical,
     gib,
 )
+from server.gpus import query_gpus
 from server.model_cache import default_cache_dir
 from server.model_source import ModelUnavailable, check_model_folder
 from server.settings import Settings, SettingsError, load_settings
@@ -196,14 +197,7 @@ def _gpus() -> list[str]:
     """A line for each GPU that NVIDIA's driver shows, or one for AMD's driver."""
     if Path("/dev/kfd").exists():
         return ["AMD"]
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used,driver_version"]
-    try:
-        answer = subprocess.run(
-            [*query, "--format=csv,noheader"], capture_output=True, text=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+    return query_gpus("name,memory.total,memory.used,driver_version")
 
 
 def _requirements(package: str) -> list[str]:

@@ -16,12 +16,17 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [item.strip() for item in visible.split(",") if item.strip()]
-    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    return query_gpus("index")
+
+
+def query_gpus(fields: str) -> list[str]:
+    """A line of these fields (comma separated) for each GPU that NVIDIA's driver shows."""
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
-        listed = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return listed.stdout.split()
+    return listed.stdout.strip().splitlines()
 
 
 @dataclass(slots=True)
