@@ -1,0 +1,42 @@
+"""What a plan can fail for.
+
+PlacementError
+├── InvalidInput      a field of the input is wrong: it is named, with the nearest valid value
+└── Infeasible        the input is sound, but nothing that it describes can be built
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PlacementError(Exception):
+    """Root of this package's errors. `message` is written for the person who asked for a plan."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidInput(PlacementError):
+    """A field is wrong. field: its path in the input (`offers.1.count`)."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class Infeasible(PlacementError):
+    """Nothing that the input describes can hold the model, or reach what was asked for."""
+
+
+def unknown_name(field: str, name: str, known: Iterable[str]) -> InvalidInput:
+    """The error for a name that is not among `known`, with the nearest ones."""
+    names = list(known)
+    folded = {candidate.casefold(): candidate for candidate in names}
+    near = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.5)
+    hint = " or ".join(folded[one] for one in near) if near else ", ".join(sorted(names))
+    return InvalidInput(
+        field, f"{name!r} is not known; {'did you mean' if near else 'known:'} {hint}"
+    )

@@ -1,0 +1,51 @@
+"""What is asked of a fleet: mean lengths, and how many requests come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from placement.errors import InvalidInput, unknown_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Mean prompt and output length in tokens (S_in, S_out), and the load in requests per second.
+
+    rate_rps: None where as much as possible is wanted.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    rate_rps: float | None = None
+    name: str = "custom"
+
+    def __post_init__(self) -> None:
+        for field in ("input_tokens", "output_tokens"):
+            if getattr(self, field) < 1:
+                raise InvalidInput(field, "must be at least 1")
+        if self.rate_rps is not None and not self.rate_rps > 0:
+            raise InvalidInput("rate_rps", "must be positive")
+
+
+WORKLOADS = {
+    # Means of prompts of at most 2,048 tokens in Azure's conversation trace of 2023, as ShuntServe
+    # gives them (section 7: 763, 232, 4.67 per second).
+    "azure-conv": Workload(name="azure-conv", input_tokens=763, output_tokens=232, rate_rps=4.67),
+}
+
+
+def find_workload(name: str) -> Workload:
+    """A preset by name, or `INPUTxOUTPUT[@RATE]` (`512x128@3.5`)."""
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    lengths, _, rate = name.partition("@")
+    prompt, times, output = lengths.partition("x")
+    if times and prompt.isascii() and prompt.isdigit() and output.isascii() and output.isdigit():
+        try:
+            rate_rps = float(rate) if rate else None
+        except ValueError:
+            raise InvalidInput("workload", f"{rate!r} is no rate in requests per second") from None
+        return Workload(
+            name=name, input_tokens=int(prompt), output_tokens=int(output), rate_rps=rate_rps
+        )
+    raise unknown_name("workload", name, [*WORKLOADS, "INPUTxOUTPUT[@RATE]"])
