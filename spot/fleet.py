@@ -34,20 +34,13 @@ from spot.errors import (
     Overloaded,
     ShuntyardError,
 )
+from spot.failover_policy import FailoverPolicy
+from spot.fleet_commands import Command, Fail, Kill, Retire, Start, Stop
 from spot.fleet_events import EventKind, FleetEvents
-from spot.fleet_state import (
-    Command,
-    Fail,
-    FailoverPolicy,
-    FleetState,
-    Kill,
-    Live,
-    Pipeline,
-    Retire,
-    Start,
-    Stop,
-)
+from spot.fleet_records import Live, Pipeline
+from spot.fleet_state import FleetState
 from spot.generation import Generation, SamplingParams, TokenDelta
+from spot.pace import stall_limit_s
 
 logger = logging.getLogger(__name__)
 
@@ -535,7 +528,7 @@ class Fleet:
             f"canary-{self._num_canaries}", [1], SamplingParams(max_tokens=1, temperature=0.0)
         )
         canary = _Canary()
-        limit_s = self.state.stall_limit_s(pipeline)
+        limit_s = stall_limit_s(pipeline, self.state.policy)
         with anyio.move_on_after(limit_s):
             try:
                 engine.submit(generation, canary)

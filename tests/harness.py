@@ -43,8 +43,8 @@ from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer
 from spot.engines.base import Engine
 from spot.engines.scripted import Faults, Script, ScriptedEngine
+from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet, PipelineSpec
-from spot.fleet_state import FailoverPolicy
 from spot.generation import Generation
 
 MODEL = "demo"

@@ -15,8 +15,9 @@ import pytest
 from spot.engines.base import EngineStats
 from spot.engines.scripted import Faults, ScriptedEngine
 from spot.errors import EngineFailed, EngineUnavailable, GenerationFailed, InvalidRequest
+from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet, PipelineSpec
-from spot.fleet_state import FailoverPolicy, Live
+from spot.fleet_records import Live
 from spot.generation import Generation, SamplingParams, TokenDelta
 from tests.sink import Sink
 
