@@ -589,6 +589,7 @@ class Fleet:
             num_kv_blocks=sum(card.num_kv_blocks for card in cards),
             max_logprobs=min(card.max_logprobs for card in cards),
             resume=min((card.resume for card in cards), key=resumes.index),
+            instances=sorted({instance for card in cards for instance in card.instances}),
         )
 
     def _now_s(self) -> float:

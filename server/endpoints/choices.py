@@ -87,6 +87,7 @@ class Choices:
         self.assemblers: list[ChoiceAssembler] = []
         self._tokenizer = gateway.model.tokenizer
         self._body = body
+        self._via = record.via
         self._salt = gateway.cache_salt(record.tenant, body.cache_salt)
 
     def add(
@@ -110,6 +111,7 @@ class Choices:
                     cache_salt=self._salt,
                     allow_inexact_resume=bool(body.allow_inexact_resume),
                     reasoning_ended=reasoning_ended,
+                    via=self._via,
                 )
             )
             self.assemblers.append(
