@@ -342,6 +342,10 @@ class Fleet:
         """Raises KeyError."""
         return self._members[pipeline_id].spec.engine
 
+    def statuses(self) -> dict[str, EngineStatus]:
+        """What each pipeline's engine is doing."""
+        return {name: member.spec.engine.status for name, member in self._members.items()}
+
     def _known(self, pipeline_id: str) -> None:
         if pipeline_id not in self.state.pipelines:
             raise KeyError(pipeline_id)
