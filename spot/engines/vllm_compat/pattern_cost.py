@@ -119,6 +119,8 @@ def in_sequence(head: PatternCost, tail: PatternCost) -> PatternCost:
         min(UNBOUNDED, head.shortest + tail.shortest),
         min(UNBOUNDED, head.longest + tail.longest),
         is_forked,
+        # A class stays one beside nothing; a repetition of it is unrolled.
+        (head == EMPTY and tail.is_single) or (tail == EMPTY and head.is_single),
     )
 
 
