@@ -98,9 +98,13 @@ def texts(**more: Any) -> dict[str, Any]:
 
 
 def rules(count: int) -> str:
-    lines = [f'r{index} ::= "a{index}" r{index + 1} | "b"' for index in range(count - 1)]
-    return "\n".join(["root ::= r0", *lines[: count - 2], f'r{count - 2} ::= "end"'])
+    """A grammar of so many rules, one of which is a choice of all others."""
+    names = [f"r{index}" for index in range(count - 1)]
+    lines = [f'{name} ::= "{name}" [0-9]+' for name in names]
+    return "\n".join([f"root ::= {' | '.join(names)}", *lines])
 
+
+LONG_WORDS = "([^ ]{1,1000} ){1,1000}"
 
 CASES = [
     # Everyday ones.
@@ -115,6 +119,12 @@ CASES = [
     Case("any, 1 to 1000, twice", "regex", ".{1,1000}.{1,1000}"),
     Case("any, 1 to 1000, of three letters", "regex", ".{1,1000}a.{1,1000}b.{1,1000}c"),
     Case("words in a text", "regex", r"(\w{1,30} ){1,100}"),
+    Case("long words in a text", "regex", LONG_WORDS),
+    Case(
+        "5 texts of long words at once",
+        "schema",
+        {"anyOf": [texts(pattern=f"{LONG_WORDS}{index}") for index in range(5)]},
+    ),
     Case("nested 5 by 5", "regex", "(.{1,5}){1,5}"),
     Case("nested 30 by 30", "regex", "(.{1,30}){1,30}"),
     Case("digits, 1 to 130", "regex", "[0-9]{1,130}"),
@@ -142,7 +152,11 @@ CASES = [
         "schema",
         an_object({f"p{i}": texts(maxLength=900 + i) for i in range(3)}, num_required=3),
     ),
-    Case("1500 objects", "schema", an_object({f"o{i}": an_object({}) for i in range(900)})),
+    Case(
+        "900 objects",
+        "schema",
+        an_object({f"o{i}": an_object({}) for i in range(900)}, num_required=900),
+    ),
     Case("range of integers", "schema", {"type": "integer", "minimum": -987654, "maximum": 10**8}),
     Case("format email", "schema", texts(format="email")),
     Case("format uri", "schema", texts(format="uri")),
@@ -164,7 +178,7 @@ CASES = [
     Case("sums", "grammar", 'e ::= e "+" t | t\nt ::= [0-9]+\nroot ::= e'),
     Case("64 sets", "grammar", "root ::= " + " ".join(["[a-z]"] * 64)),
     Case("10 optional sets", "grammar", "root ::= " + " ".join(["[^\\n]?"] * 10) + ' "."'),
-    Case("ambiguous sums", "grammar", 'root ::= e\ne ::= e "+" e | "a"'),
+    Case("twice itself", "grammar", 'root ::= x\nx ::= x x | "a"'),
 ]
 
 
