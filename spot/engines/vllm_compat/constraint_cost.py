@@ -5,8 +5,9 @@ that has begun; while it generates, it follows the grammar in the loop that serv
 nothing may get there whose cost is not known to be small.
 
 The cost is bounded from the text alone. Compiling first in a process that can be killed would
-bound the one cost and not the other (`(.{1,30}){1,30}` compiles at once and then takes seconds for
-a token), and it would compile everything twice. The price is that the bounds are cautious.
+bound the one cost and not the other (`(.{1,30}){1,30}` compiles in a moment and then takes over a
+second for a token), and it would compile everything twice. The price is that the bounds are
+cautious.
 
 - Regular expressions, wherever they stand: see `pattern_cost`.
 - JSON documents (schemas, structural tags): a sum over all nodes. References are compiled once,
@@ -15,8 +16,10 @@ a token), and it would compile everything twice. The price is that the bounds ar
 - Choices and enums: by their number and characters.
 - EBNF and Lark grammars: short ones only, of a shape that is not ambiguous: see `grammar_shape`.
 
-All numbers are milliseconds of one core with a vocabulary of 49,152 tokens, measured with
-xgrammar 0.2.8 and rounded up.
+All numbers are units of about a millisecond of one core, with a vocabulary of 49,152 tokens and
+xgrammar 0.2.8. They weigh constraints against each other and are no forecast of one:
+`benchmarks/constraint_cost.py` puts what is reckoned beside what is measured, at and near the
+bounds.
 """
 
 from __future__ import annotations
