@@ -120,9 +120,17 @@ class Dispatcher:
         return Start(live, chosen.id)
 
     def _strand(self, live: Live, now_s: float) -> list[Fail]:
-        """Note that nothing could take this one, and give it up when that lasts too long."""
-        serving = [p for p in self._pipelines.values() if p.state == "serving"]
-        if any(live.can_go_on_at(p) for p in serving):
+        """Note that nothing could take this one, and give it up when that lasts too long.
+
+        A pipeline that serves but is closed and has nothing to do takes no work, whatever it says:
+        it refuses each try (an upstream whose key was revoked, say).
+        """
+        working = [
+            p
+            for p in self._pipelines.values()
+            if p.state == "serving" and (p.legs or is_open(p, now_s))
+        ]
+        if any(live.can_go_on_at(p) for p in working):
             live.stranded_since_s = None  # it only waits for its turn
             return []
         if live.stranded_since_s is None:

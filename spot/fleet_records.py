@@ -134,7 +134,6 @@ class Pipeline:
         live.leg += 1
         live.started_s = live.progress_s = now_s
         live.num_leg_tokens = 0
-        live.stranded_since_s = None
         live.next_boundary = len(live.output) + 1
 
     def unseat(self, live: Live) -> None:

@@ -70,6 +70,7 @@ class FleetState:
         if live.num_fruitless:
             live.num_fruitless = 0
             live.avoids.clear()
+        live.stranded_since_s = None
         live.progress_s = pipeline.progress_s = now_s
         pipeline.num_tokens += num_tokens
         pipeline.num_failures = 0
@@ -112,6 +113,7 @@ class FleetState:
         if why == "refused":
             pipeline.closed_until_s = max(pipeline.closed_until_s, now_s + 0.5)
         else:
+            live.stranded_since_s = None  # it had been taken
             self._count_failure(pipeline, now_s)
         return self._displace(live, why, message, now_s) + self._settle(now_s)
 

@@ -150,6 +150,8 @@ def test_patience_ends_only_where_nothing_could_take_it() -> None:
     live = yard.wait("g", output=(7,), sampling=SEEDED)
     assert yard.go(0.0) == []
     pipeline.state, pipeline.closed_until_s = "serving", 100.0
+    pipeline.seat(yard.wait("other"), 50.0)
+    yard.dispatcher.withdraw(yard.lives["other"])
     assert yard.go(50.0) == []  # it only waits for its turn: patience begins anew
     pipeline.resume = "prompt"
     assert yard.go(51.0) == []

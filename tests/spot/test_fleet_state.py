@@ -202,6 +202,38 @@ def test_the_breaker_closes_a_pipeline_that_only_fails_and_opens_again() -> None
     assert starts(state.submit(generation("i"), 7.0)) == [("i", "p0")]
 
 
+def test_a_pipeline_that_refuses_every_try_is_no_capacity() -> None:
+    state = state_with(2, policy=FailoverPolicy(no_capacity_timeout_s=10.0))
+    commands = state.submit(generation("g"), 0.0)
+    now_s = 0.0
+    num_tries = 0
+    while state.lives:
+        for command in commands:
+            if isinstance(command, Start):
+                num_tries += 1
+                state.leg_lost(command.live, "refused", "the key is revoked", now_s)
+        now_s += 0.25
+        assert now_s < 30, "it is tried without end"
+        commands = state.tick(now_s)
+    assert now_s >= 10
+    assert num_tries > 5
+
+
+def test_a_full_pipeline_that_refuses_is_waited_for() -> None:
+    state = state_with(2, policy=FailoverPolicy(no_capacity_timeout_s=10.0, lookahead=0.0))
+    busy = starts(state.submit(generation("busy"), 0.0))
+    assert busy == [("busy", "p0")]
+    state.submit(generation("g"), 0.0)
+    now_s = 0.0
+    while now_s < 60:
+        if state.lives["g"].pipeline_id == "p0":
+            state.leg_lost(state.lives["g"], "refused", "too many requests", now_s)
+        emit(state, state.lives["busy"], 1, now_s)
+        now_s += 0.25
+        state.tick(now_s)
+        assert "g" in state.lives
+
+
 def test_weights_follow_what_is_seen() -> None:
     state = state_with(4, 4)
     for index in range(8):
