@@ -137,7 +137,7 @@ def estimated(flags: Mapping[str, Any]) -> None:
 def _print_estimate(answer: PartEstimate, part: Part, workload: Workload) -> None:
     console = printer()
     console.print(
-        f"{part.num_layers} layers on {part.kind.tp} × {part.kind.shape.gpu.name}, "
+        f"{part.num_layers} layers on {part.kind.tp}x {part.kind.shape.gpu.name}, "
         f"{answer.batch} requests ({workload.input_tokens} in, {workload.output_tokens} out)"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -230,7 +230,7 @@ def _shape_table(catalogue: Catalogue) -> Table:
         table.add_row(
             name,
             entry.provider,
-            f"{entry.num_gpus} × {entry.gpu}",
+            f"{entry.num_gpus}x {entry.gpu}",
             entry.fabric,
             entry.network + network,
             f"{price:.3f}" if price is not None else "not known",

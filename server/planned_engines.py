@@ -24,7 +24,7 @@ from spot.engines.vllm_compat.environment import is_cpu_build
 _CPU = "cpu"
 _GIB = 2.0**30
 _LATER = "machines are joined in a later release"
-_PLANNED_ARGS = ("tensor_parallel_size", "pipeline_parallel_size", "max_num_seqs")
+_PLANNED_ARGS = ("tensor_parallel_size", "pipeline_parallel_size")
 _FORMATS = ("dtype", "quantization", "kv_cache_dtype")
 
 
@@ -86,7 +86,11 @@ def planned_engines(
     environments = _environments(plan, machine)
     return [
         PlannedEngine(
-            engine_args={**formats, **_parallel_args(pipeline), "max_num_seqs": pipeline.batch},
+            engine_args={
+                **formats,
+                **_parallel_args(pipeline),
+                "max_num_seqs": _max_num_seqs(pipeline, engine_args),
+            },
             env={**environment, **_partition(pipeline)},
             weight=pipeline.throughput_rps,
         )
@@ -168,6 +172,12 @@ def _parallel_args(pipeline: FilePipeline) -> dict[str, int]:
         "tensor_parallel_size": pipeline.stages[0].tp,
         "pipeline_parallel_size": len(pipeline.stages),
     }
+
+
+def _max_num_seqs(pipeline: FilePipeline, engine_args: Mapping[str, Any]) -> int:
+    """The planned batch; the user may ask for less."""
+    given = engine_args.get("max_num_seqs")
+    return pipeline.batch if given is None else min(int(given), pipeline.batch)
 
 
 def _partition(pipeline: FilePipeline) -> dict[str, str]:
