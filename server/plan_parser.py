@@ -7,7 +7,7 @@ from typing import Any
 
 from placement.plan import Goal
 from placement.workload import WORKLOADS
-from server.plan_inputs import FIDELITIES, SOLVERS
+from server.plan_inputs import FIDELITIES, FIGURES, SOLVERS
 
 COMMANDS = ("plan", "estimate", "hardware")
 
@@ -201,8 +201,14 @@ def _add_fidelity(parser: Any) -> None:
         "--model-fidelity",
         metavar="|".join(FIDELITIES),
         default="calibrated",
-        help="the paper's formulas on spec sheet figures, or those corrected by measurements on "
-        "calibrated figures (default: %(default)s)",
+        help="the paper's formulas, or those corrected by measurements (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--figures",
+        metavar="|".join(FIGURES),
+        default="calibrated",
+        help="the catalogue's figures of GPUs and links: of spec sheets, or what real work gets "
+        "(default: %(default)s)",
     )
 
 
