@@ -4,8 +4,8 @@
 
 Each group of parameters minimises the mean absolute logarithm of estimate / measurement over the
 serving range of the part to fit on (`benchmarks/profiles.py`), by Nelder-Mead from a fixed start.
-First the kernels of L40S and A100-80. Then the layers of LLaMA-30B: L4 takes L40S's kernels and fits
-its two rates, A100-40 takes A100-80's and fits its bandwidth; with them the context of the decode
+First the kernels of L40S and A100-80. Then the layers of LLaMA-30B: L4 takes L40S's kernels and
+fits its two rates, A100-40 takes A100-80's and fits its bandwidth; with them the context of the decode
 runs, which their source does not state. Not fitted: what follows each product is one kernel of the
 smallest time measured. --check compares with the file instead of writing it.
 """
@@ -41,13 +41,14 @@ from placement.corrections import (
     MatmulCorrections,
     PrefillAttentionCorrections,
 )
-
 from placement.fit import Vector, fit_positive, mean_log_error
+from placement.kernels import all_reduce_message_s
 
 FILE = ROOT / "placement" / "data" / "corrections.json"
 NUM_PROCESSORS = {"L40S": 142, "A100-80": 108, "A100-40": 108, "L4": 58}
 # L40S keeps 96 MB in its cache between repetitions of a kernel; of A100's 40 MB nothing is seen.
 CACHED = {"L40S"}
+SWITCHED = {"A100-80"}
 # Elements moved for each element of a product: mean of 2 (rotation), 4 (residual and norm, twice)
 # and 1.5 (activation).
 ELEMENTWISE_TRAFFIC = 3.0
@@ -183,34 +184,47 @@ def _fit_prefill_attention(base: Corrections, gpu: str) -> Corrections:
 
 
 def _fit_all_reduce(gpu: str) -> dict[int, CollectiveCorrections]:
+    """By number of GPUs. Over a switch (NVLink) one ring formula holds for all numbers; over PCIe
+    each has a topology of its own."""
     every = profiles.all_reduces(gpu)
+    data = _to_fit(every)
+    counts = [int(count) for count in np.unique(every["gpus"])]
+    if gpu in SWITCHED:
+        return _fit_ring(data, counts, gpu)
     found = {}
-    for count in np.unique(every["gpus"]):
-        data = every.only((every["gpus"] == count) & ~every.is_held_out)
-
-        def at(values: Vector) -> CollectiveCorrections:
-            return CollectiveCorrections(
-                **dict(
-                    zip(
-                        ("short_latency_s", "short_bandwidth", "long_latency_s", "long_bandwidth"),
-                        map(float, values),
-                        strict=True,
-                    )
-                )
-            )
-
-        def loss(values: Vector, data: Measured = data) -> float:
-            by = at(values)
-            short = by.short_latency_s + data["bytes"] / by.short_bandwidth
-            long = by.long_latency_s + data["bytes"] / by.long_bandwidth
-            return mean_log_error(np.minimum(short, long), data.seconds)
-
-        size, seconds = data["bytes"], data.seconds
-        start = [seconds.min(), 1e10, 4 * seconds.min(), size.max() / seconds.max()]
-        values, error = fit_positive(loss, start)
-        found[int(count)] = at(values)
-        _tell(f"{gpu} all-reduce over {count:.0f}", error)
+    for count in counts:
+        part = data.only(data["gpus"] == count)
+        found |= _fit_ring(part, [count], gpu)
     return found
+
+
+def _fit_ring(data: Measured, counts: Sequence[int], gpu: str) -> dict[int, CollectiveCorrections]:
+    """2(P − 1) steps of α each and a fixed part; the long protocol passes 2(P − 1)/P of a message,
+    the short one all of it to all at once."""
+
+    def at(values: Vector, count: int) -> CollectiveCorrections:
+        short, short_step, short_rate, long, long_step, long_rate = map(float, values)
+        steps = 2.0 * (count - 1)
+        return CollectiveCorrections(
+            short_latency_s=short + steps * short_step,
+            short_bandwidth=short_rate,
+            long_latency_s=long + steps * long_step,
+            long_bandwidth=long_rate * count / steps,
+        )
+
+    def loss(values: Vector) -> float:
+        errors = []
+        for count in counts:
+            part = data.only(data["gpus"] == count)
+            seconds = np.asarray(all_reduce_message_s(at(values, count), part["bytes"]))
+            errors.append(mean_log_error(seconds, part.seconds))
+        return float(np.mean(errors))
+
+    fastest = float((data["bytes"] / data.seconds).max())
+    start = [float(data.seconds.min()), 1e-6, fastest / 3, 4 * float(data.seconds.min())]
+    values, error = fit_positive(loss, [*start, 1e-6, 1.5 * fastest])
+    _tell(f"{gpu} all-reduce over {counts}", error)
+    return {count: at(values, count) for count in counts}
 
 
 def fit_layers(kernels: dict[str, Corrections]) -> tuple[dict[str, Corrections], float]:

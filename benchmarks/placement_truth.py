@@ -11,6 +11,7 @@ serving range is). `without` turns one correction off at a time. `profiles_s` sa
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -196,7 +197,7 @@ def _by_size(data: Measured, signed: Seconds, mask: Any) -> list[dict[str, float
     values = np.unique(column[mask])
     if len(values) > 24:
         edges = np.quantile(column[mask], np.linspace(0, 1, 9))
-        ranges = list(zip(edges[:-1], edges[1:], strict=True))
+        ranges = list(itertools.pairwise(edges))
     else:
         ranges = [(value, value) for value in values]
     return [
@@ -290,15 +291,11 @@ def _show(results: dict[str, Any]) -> None:
             *(f"{one[which]:.1%}" for one in (serving, full) for which in ("plain", "calibrated")),
         ]
 
-    rows = [
-        row(cell["gpu"], cell["phase"], cell["kind"], of=cell) for cell in results["cells"]
-    ] + [
-        row(one["gpu"], one["phase"], "kinds alike", of=one)
-        for one in results["by_gpu_and_phase"]
+    rows = [row(cell["gpu"], cell["phase"], cell["kind"], of=cell) for cell in results["cells"]] + [
+        row(one["gpu"], one["phase"], "kinds alike", of=one) for one in results["by_gpu_and_phase"]
     ]
     rows += [
-        row("all", "", name.replace("_", " "), of=one)
-        for name, one in results["overall"].items()
+        row("all", "", name.replace("_", " "), of=one) for name, one in results["overall"].items()
     ]
     head = ["GPU", "phase", "what", "points", "plain", "calibrated", "full: plain", "calibrated"]
     print(table(head, rows))

@@ -67,9 +67,7 @@ def generation_attention_s(data: Measured, by: Corrections) -> Seconds:
     def one(heads: float, kv_heads: float, part: Measured) -> Seconds:
         shape = (heads, kv_heads, _HEAD_DIM)
         return np.asarray(
-            decode_attention_s(
-                part.gpu, by, part["batch"], part["tokens"], shape, cache=by.cache
-            ),
+            decode_attention_s(part.gpu, by, part["batch"], part["tokens"], shape, cache=by.cache),
             dtype=float,
         )
 
@@ -135,9 +133,7 @@ def _layer_s(data: Measured, work: Pass, by: Corrections | None) -> Seconds:
     return np.asarray(sum(map(seconds, layer_operations(LLAMA_30B, 1, work))), dtype=float)
 
 
-def _by_heads(
-    data: Measured, one: Callable[[float, float, Measured], Seconds]
-) -> Seconds:
+def _by_heads(data: Measured, one: Callable[[float, float, Measured], Seconds]) -> Seconds:
     heads, kv_heads = data["heads"], data["kv_heads"]
     result = np.empty_like(data.seconds)
     for pair in {(a, b) for a, b in zip(heads, kv_heads, strict=True)}:
