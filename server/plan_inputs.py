@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from placement.calibrated import calibrated_fidelity
 from placement.catalogue import Catalogue, Figures, shipped_catalogue
 from placement.cluster import read_cluster
 from placement.errors import InvalidInput, PlacementError, unknown_name
@@ -37,6 +38,7 @@ _FLAGS = {
     "slo_tpot_s": "--slo-tpot",
     "slo_latency_s": "--slo-latency",
     "max_price_usd_per_hour": "--max-price",
+    "recovery_s": "--recovery",
     "input_tokens": "--workload",
     "output_tokens": "--workload",
     "rate_rps": "--workload",
@@ -141,9 +143,7 @@ def read_fidelity(flags: Flags) -> tuple[Fidelity, Figures]:
     figures: Figures = "spec" if choice(flags, "figures", FIGURES) == "spec" else "calibrated"
     if choice(flags, "model_fidelity", FIDELITIES) == "paper":
         return PAPER, figures
-    from placement.corrections import CALIBRATED
-
-    return CALIBRATED, figures
+    return calibrated_fidelity(), figures
 
 
 def read_workload(flags: Flags) -> Workload:
@@ -183,6 +183,7 @@ def read_goal(flags: Flags, workload: Workload) -> Goal:
         max_price_usd_per_hour=number(flags, "max_price"),
         on_demand_share=number(flags, "on_demand_share") or 0.0,
         max_zone_share=_or(number(flags, "max_zone_share"), 1.0),
+        recovery_s=duration_s(flags, "recovery") or 0.0,
     )
     _check_slos(goal, workload, has_penalty=penalty is not None)
     return goal

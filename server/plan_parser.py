@@ -103,6 +103,12 @@ def _add_plan(commands: Any) -> None:
         metavar="SHARE",
         help="of the throughput, at most so much from pipelines that need one zone (0 to 1)",
     )
+    goal.add_argument(
+        "--recovery",
+        metavar="TIME",
+        help="how long a pipeline serves nothing after one of its machines was taken away: what "
+        "interruptions_per_hour in cluster.yaml cost (default: nothing; the paper measured 111s)",
+    )
     search = plan.add_argument_group("the search")
     search.add_argument(
         "--solver",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,15 @@ def test_a_heuristic_without_a_bound_is_valid_json(
     assert (answer["bound"], answer["gap"], answer["solver"]) == (None, None, "paper")
 
 
+def test_nothing_but_json_is_printed(cluster: Path) -> None:
+    cluster.write_text("offers: [{shape: g6e.xlarge, count: 2}]")
+    command = [sys.executable, "-m", "server", "plan", "--model", "Qwen/Qwen3-8B", "--json"]
+    flags = ["--cluster", str(cluster), "--workload", "azure-conv"]
+    ended = subprocess.run([*command, *flags], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
+    assert json.loads(ended.stdout)["gap"] == 0
+
+
 @pytest.mark.usefixtures("asked")
 def test_the_answer_for_people(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(cluster) == 0
@@ -157,6 +168,7 @@ def test_flags_become_a_goal(cluster: Path, asked: list[dict[str, Any]]) -> None
         "--max-price": "30",
         "--on-demand-share": "0.5",
         "--max-zone-share": "0.6",
+        "--recovery": "111s",
         "--time-limit": "5s",
     }
     assert plan(cluster, *(word for pair in flags.items() for word in pair), "--json") == 0
@@ -168,6 +180,7 @@ def test_flags_become_a_goal(cluster: Path, asked: list[dict[str, Any]]) -> None
         max_price_usd_per_hour=30.0,
         on_demand_share=0.5,
         max_zone_share=0.6,
+        recovery_s=111.0,
     )
     assert asked[0]["time_limit_s"] == 5.0
 
