@@ -32,7 +32,8 @@ from benchmarks.profile_estimates import (
 )
 from benchmarks.profiles import Measured
 from benchmarks.record import ROOT
-from placement.corrections import (
+from placement.fit import Vector, fit_positive, mean_log_error
+from placement.kernel_corrections import (
     CacheCorrections,
     CollectiveCorrections,
     Corrections,
@@ -41,7 +42,6 @@ from placement.corrections import (
     MatmulCorrections,
     PrefillAttentionCorrections,
 )
-from placement.fit import Vector, fit_positive, mean_log_error
 from placement.kernels import all_reduce_message_s
 
 FILE = ROOT / "placement" / "data" / "corrections.json"

@@ -42,7 +42,7 @@ from benchmarks.profile_estimates import (
 )
 from benchmarks.profiles import Measured
 from benchmarks.record import ROOT, save, table
-from placement.corrections import CORRECTIONS, shipped_corrections
+from placement.kernel_corrections import CORRECTIONS, shipped_corrections
 
 # ShuntServe, section 7.1.1: MAPE of 54 configurations that its estimator was not fitted on.
 PAPER = {"overall": 0.0663, "L4": 0.0349, "L40S": 0.0668, "A10G": 0.0967, "worst": 0.2372}

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.profiles import LLAMA_30B, Measured
-from placement.calibrated import operation_s
-from placement.corrections import Corrections
+from placement.corrections import operation_s
 from placement.hardware import Gpu
+from placement.kernel_corrections import Corrections
 from placement.kernels import (
     all_reduce_message_s,
     decode_attention_s,

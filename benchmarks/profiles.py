@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from placement.catalogue import shipped_catalogue
 from placement.hardware import Gpu
 from placement.model import ModelSpec
 
@@ -32,12 +33,10 @@ FOLDER = Path(__file__).resolve().parent / "data" / "profiles"
 Column = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# The effective figures of the catalogue: medians of large products (L40S, A100-80), or stated there.
+# By the catalogue's effective figures: medians of large products (L40S, A100-80), or as stated there.
 GPUS = {
-    "L40S": Gpu(name="L40S", memory_bytes=46068 * 2**20, flops=230.8e12, bandwidth=713.7e9),
-    "A100-80": Gpu(name="A100-80", memory_bytes=81920 * 2**20, flops=278.6e12, bandwidth=1493.6e9),
-    "A100-40": Gpu(name="A100-40", memory_bytes=40960 * 2**20, flops=278.6e12, bandwidth=1139e9),
-    "L4": Gpu(name="L4", memory_bytes=23034 * 2**20, flops=55e12, bandwidth=240e9),
+    name: shipped_catalogue().gpu(name, "calibrated")
+    for name in ("L40S", "A100-80", "A100-40", "L4")
 }
 LLAMA_30B = ModelSpec(
     name="LLaMA-30B",

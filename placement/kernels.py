@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from placement.corrections import (
+from placement.hardware import Gpu
+from placement.kernel_corrections import (
     CacheCorrections,
     CollectiveCorrections,
     Corrections,
     ElementwiseCorrections,
     MatmulCorrections,
 )
-from placement.hardware import Gpu
 from placement.roofline import Array, Quantity
 
 # Tilings of the usual libraries: tiles of so many rows and columns of the result, and into how many
