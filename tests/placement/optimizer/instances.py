@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from placement.estimator import PAPER, Fidelity
+from placement.estimator import PAPER, Fidelity, PipelineEstimate
 from placement.hardware import Gpu, Link, Offer, Shape
 from placement.model import ModelSpec
 from placement.plan import Goal
@@ -21,7 +21,6 @@ from tests.placement.optimizer.brute_force import CachedEstimator
 class Instance:
     offers: list[Offer]
     estimator: CachedEstimator
-    goal: Goal
 
 
 def in_waves_s(operation: Operation, work: Pass, gpu: Gpu) -> Quantity:
@@ -31,6 +30,7 @@ def in_waves_s(operation: Operation, work: Pass, gpu: Gpu) -> Quantity:
 
 
 def random_instance(seed: int) -> Instance:
+    """Even seeds: reading `batch`; odd ones: `continuous`."""
     dice = random.Random(seed)
     model = random_model(dice)
     estimator = CachedEstimator(
@@ -41,8 +41,8 @@ def random_instance(seed: int) -> Instance:
         fidelity=random_fidelity(dice, seed),
     )
     gpus = [random_gpu(dice, estimator, index) for index in range(dice.choice([1, 2, 2, 3]))]
-    offers = random_offers(dice, gpus)
-    return Instance(offers, estimator, Goal())
+    max_machines = 4 if model.num_layers <= 3 else 3 if model.num_layers <= 4 else 2
+    return Instance(random_offers(dice, gpus[:max_machines], max_machines), estimator)
 
 
 def random_model(dice: random.Random) -> ModelSpec:
@@ -89,28 +89,58 @@ def random_gpu(dice: random.Random, estimator: CachedEstimator, index: int) -> G
     )
 
 
-def random_offers(dice: random.Random, gpus: list[Gpu]) -> list[Offer]:
+def random_offers(dice: random.Random, gpus: list[Gpu], max_machines: int) -> list[Offer]:
+    shapes = [random_shape(dice, gpu, max_gpus=2 if max_machines > 2 else 3) for gpu in gpus]
     offers = []
-    num_machines = dice.choice([1, 2, 3, 3, 4])
-    for index, gpu in enumerate(gpus):
-        link = Link(latency_s=dice.choice([0, 1e-6, 1e-4]), bandwidth=dice.choice([1e7, 1e9]))
-        near = Link(latency_s=dice.choice([0, 1e-6, 1e-4]), bandwidth=dice.choice([1e7, 1e9]))
-        num_gpus = dice.choice([1, 1, 2, 2, 3]) if num_machines < 4 else dice.choice([1, 1, 2])
-        shape = Shape(name=f"shape{index}", gpu=gpu, num_gpus=num_gpus, intra=near, inter=link)
-        count = max(1, num_machines // len(gpus)) if index else num_machines - (len(gpus) - 1) * max(1, num_machines // len(gpus))
-        for _ in range(max(count, 0)):
-            market = dice.choice(["spot", "on_demand"])
-            offers.append(
-                Offer(
-                    shape=shape,
-                    count=1,
-                    price_usd_per_hour=dice.choice([0.5, 1.0, 1.3, 2.0]),
-                    market=market,
-                    zone=dice.choice(["a", "b"]),
-                    interruptions_per_hour=dice.choice([0, 0.1, 2.0]) if market == "spot" else 0.0,
-                )
-            )
+    for index in range(max(len(shapes), dice.randint(1, max_machines))):
+        market = dice.choice(["spot", "on_demand"])
+        offer = Offer(
+            shape=shapes[index % len(shapes)],
+            count=1,
+            price_usd_per_hour=dice.choice([0.5, 1.0, 1.3, 2.0]),
+            market=market,
+            zone=dice.choice(["a", "b"]),
+            interruptions_per_hour=dice.choice([0.0, 0.1, 2.0]) if market == "spot" else 0.0,
+        )
+        offers.append(offers[-1] if offers and dice.random() < 0.4 else offer)
     return merged(offers)
+
+
+def random_shape(dice: random.Random, gpu: Gpu, *, max_gpus: int) -> Shape:
+    near, far = (
+        Link(latency_s=dice.choice([0, 1e-6, 1e-4]), bandwidth=dice.choice([1e7, 1e9]))
+        for _ in range(2)
+    )
+    return Shape(
+        name=f"shape-{gpu.name}",
+        gpu=gpu,
+        num_gpus=dice.choice([1, 1, 2, max_gpus]),
+        intra=near,
+        inter=far,
+    )
+
+
+def random_goal(dice: random.Random, offers: list[Offer], typical: PipelineEstimate) -> Goal:
+    """A goal that some of the fleets meet. typical: of a pipeline that is good without it."""
+    objective = dice.choice(["throughput-per-dollar", "throughput", "cost-for-load"])
+    price = sum(offer.count * offer.price_usd_per_hour for offer in offers)
+
+    def limit(value: float) -> float | None:
+        return value * dice.choice([0.5, 0.8, 1.0, 1.2]) if dice.random() < 0.25 else None
+
+    has_load = objective == "cost-for-load" or dice.random() < 0.15
+    return Goal(
+        objective=objective,
+        load_rps=dice.choice([0.3, 0.8, 1.5]) * typical.throughput_rps if has_load else None,
+        slo_ttft_s=limit(typical.ttft_s),
+        slo_tpot_s=limit(typical.tpot_s),
+        slo_latency_s=limit(typical.latency_s),
+        latency_penalty=dice.choice([math.inf, 0.0, 0.7, 3.0]),
+        max_price_usd_per_hour=price * dice.choice([0.4, 0.7]) if dice.random() < 0.2 else None,
+        on_demand_share=dice.choice([0.3, 0.6, 1.0]) if dice.random() < 0.2 else 0.0,
+        max_zone_share=dice.choice([0.5, 0.7]) if dice.random() < 0.15 else 1.0,
+        recovery_s=dice.choice([0.0, 0.0, 300.0]),
+    )
 
 
 def merged(offers: list[Offer]) -> list[Offer]:
