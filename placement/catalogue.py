@@ -100,18 +100,24 @@ class _HardwareFile(_Entry):
     fabrics: dict[str, FabricEntry] = {}
     networks: dict[str, NetworkEntry] = {}
     shapes: dict[str, ShapeEntry] = {}
+    corrections: dict[str, dict[str, Any]] = {}
     price_source: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """Everything that can be planned with. spot_prices: dollars per hour by shape and zone."""
+    """Everything that can be planned with.
+
+    spot_prices: dollars per hour by shape and zone. corrections: measured ones of the user's file,
+    by GPU, in the form of `kernel_corrections.Corrections.as_json`.
+    """
 
     gpus: dict[str, GpuEntry]
     fabrics: dict[str, FabricEntry]
     networks: dict[str, NetworkEntry]
     shapes: dict[str, ShapeEntry]
     spot_prices: dict[str, dict[str, float]] = field(default_factory=dict)
+    corrections: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def gpu(self, name: str, figures: Figures, *, at: str = "gpu") -> Gpu:
         """A GPU by its name. at: the field that names it, for the error."""
@@ -192,6 +198,7 @@ class Catalogue:
             fabrics=hardware.fabrics,
             networks=hardware.networks,
             shapes=hardware.shapes,
+            corrections=hardware.corrections,
         )
         for name in hardware.shapes:
             try:
@@ -210,11 +217,12 @@ def _merged(base: Catalogue, file: YamlFile) -> Any:
     What is new needs one set of figures only, which counts as the other as well.
     """
     if not isinstance(file.value, dict | None):
-        raise file.error((), "must be a mapping of gpus, fabrics, networks and shapes")
+        raise file.error((), "must be a mapping of gpus, fabrics, networks, shapes and corrections")
     known = {
         kind: {name: entry.model_dump() for name, entry in getattr(base, kind).items()}
         for kind in ("gpus", "fabrics", "networks", "shapes")
     }
+    known["corrections"] = dict(base.corrections)
     return _over(known, file.value or {}, source=file.name)
 
 

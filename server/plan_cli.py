@@ -47,7 +47,7 @@ def planned(flags: Mapping[str, Any]) -> None:
     time_limit_s = plan_inputs.duration_s(flags, "time_limit") or 60.0
     catalogue = plan_inputs.read_catalogue(flags)
     model = plan_inputs.read_model(flags)
-    estimator, figures = plan_inputs.read_estimator(flags, model, workload)
+    estimator, figures = plan_inputs.read_estimator(flags, model, workload, catalogue)
     offers = plan_inputs.read_offers(flags, catalogue, figures, goal)
     say, done = _progress()
     solve = _solver(flags, estimator, goal, time_limit_s, say)
@@ -79,12 +79,12 @@ def _solver(
     flags: Mapping[str, Any], estimator: Estimator, goal: Goal, time_limit_s: float, say: Say
 ) -> Solve:
     """What answers with a plan for some offers."""
-    from placement.optimizer import solve, solve_paper
-
     beam = plan_inputs.count(flags, "beam")
     if plan_inputs.choice(flags, "solver", plan_inputs.SOLVERS) == "paper":
 
         def by_paper(offers: Sequence[Offer], /) -> Plan:
+            from placement.optimizer import solve_paper
+
             say("searching as the paper does")
             return solve_paper(offers, estimator, goal, beam=beam or _DEFAULT_BEAM)
 
@@ -93,6 +93,8 @@ def _solver(
         raise InvalidInput("--beam", "is for --solver paper")
 
     def exactly(offers: Sequence[Offer], /) -> Plan:
+        from placement.optimizer import solve
+
         return solve(offers, estimator, goal, time_limit_s=time_limit_s, on_progress=say)
 
     return exactly
@@ -115,7 +117,7 @@ def estimated(flags: Mapping[str, Any]) -> None:
     workload = Workload(input_tokens=lengths["input"], output_tokens=lengths["output"])
     catalogue = plan_inputs.read_catalogue(flags)
     model = plan_inputs.read_model(flags)
-    estimator, figures = plan_inputs.read_estimator(flags, model, workload)
+    estimator, figures = plan_inputs.read_estimator(flags, model, workload, catalogue)
     tp = plan_inputs.count(flags, "tp") or 1
     num_layers = plan_inputs.count(flags, "layers") or model.num_layers
     if num_layers > model.num_layers:

@@ -400,6 +400,23 @@ def test_the_catalogue_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert answer["spot_prices_usd_per_hour"]["g6.xlarge"]["use1-az1"] == 0.4155
 
 
+def test_measured_corrections_of_a_profile_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = tmp_path / "mine.yaml"
+    flags = ["--gpu", "cpu", "--layers", "1", "--bare", "--batch", "1", "--json"]
+    flags += ["--model-fidelity", "calibrated", "--hardware", str(profile)]
+    seconds = []
+    for launch_s in (0.0, 0.01):
+        profile.write_text(f"corrections: {{cpu: {{matmul: {{launch_s: {launch_s}}}}}}}")
+        assert estimate(*flags) == 0
+        answer = json.loads(capsys.readouterr().out)
+        seconds.append(answer["by_operation"]["qkv"]["decode_step_s"])
+    assert seconds[1] - seconds[0] == pytest.approx(0.01, rel=0.05)
+    profile.write_text("corrections: {cpu: {matmul: {lunch_s: 1}}}")
+    assert "--hardware: corrections.cpu: " in refused(capsys, estimate(*flags))
+
+
 @pytest.mark.parametrize("command", ["plan", "estimate", "hardware"])
 def test_help_is_complete(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
