@@ -44,7 +44,9 @@ def planned(flags: Mapping[str, Any]) -> None:
     """Plan a fleet, and say it."""
     workload = plan_inputs.read_workload(flags)
     goal = plan_inputs.read_goal(flags, workload)
-    time_limit_s = plan_inputs.duration_s(flags, "time_limit") or 60.0
+    time_limit_s = plan_inputs.duration_s(flags, "time_limit") or 0.0
+    if time_limit_s <= 0:
+        raise InvalidInput("--time-limit", "must be above 0 s")
     catalogue = plan_inputs.read_catalogue(flags)
     model = plan_inputs.read_model(flags)
     estimator, figures = plan_inputs.read_estimator(flags, model, workload, catalogue)
@@ -192,6 +194,7 @@ def catalogue_answer(catalogue: Catalogue) -> dict[str, Any]:
                 ("shapes", catalogue.shapes),
             )
         },
+        "corrections": catalogue.corrections,
         "spot_prices_usd_per_hour": catalogue.spot_prices,
     }
 
@@ -233,7 +236,7 @@ def _shape_table(catalogue: Catalogue) -> Table:
             name,
             entry.provider,
             f"{entry.num_gpus}x {entry.gpu}",
-            entry.fabric,
+            entry.fabric or "",
             entry.network + network,
             f"{price:.3f}" if price is not None else "not known",
             f"{min(spot):.2f} to {max(spot):.2f}" if spot else "",

@@ -235,6 +235,7 @@ def test_formats_of_the_model_are_overridden(cluster: Path, asked: list[dict[str
             "--load: is missing: the workload 10x10 has no rate",
         ),
         (["--objective", "cost-for-load", "--load", "-1"], "--load: must be positive"),
+        (["--time-limit", "0s"], "--time-limit: must be above 0 s"),
         (["--beam", "3"], "--beam: is for --solver paper"),
         (["--solver", "paper", "--beam", "0"], "--beam: must be at least 1, not 0"),
         (["--solver", "paper", "--beam", "1.5"], "--beam: '1.5' is no whole number"),
