@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from placement.part_estimate import Part, PartEstimate, estimate_part
 from placement.plan import Goal, Plan
 from placement.workload import Workload
 from server import plan_inputs
+from server.clean_stdout import clean_stdout
 from server.plan_file import write_plan
 from server.plan_json import estimate_answer, explanation_answer, plan_answer
 from server.plan_picture import explanation_view, plan_view, printer
@@ -53,14 +55,15 @@ def planned(flags: Mapping[str, Any]) -> None:
     offers = plan_inputs.read_offers(flags, catalogue, figures, goal)
     say, done = _progress()
     solve = _solver(flags, estimator, goal, time_limit_s, say)
-    plan = solve(offers)
     explanation = None
-    if flags["explain"]:
-        quiet = _solver(flags, estimator, goal, time_limit_s, lambda line: None)
-        explanation = explain(
-            plan, offers, estimator, quiet, time_limit_s=time_limit_s, on_progress=say
-        )
-    done()
+    with clean_stdout(), contextlib.ExitStack() as ending:
+        ending.callback(done)
+        plan = solve(offers)
+        if flags["explain"]:
+            quiet = _solver(flags, estimator, goal, time_limit_s, lambda line: None)
+            explanation = explain(
+                plan, offers, estimator, quiet, time_limit_s=time_limit_s, on_progress=say
+            )
     if flags["output"] is not None:
         formats = {name: flags.get(name) for name in ("dtype", "quantization", "kv_cache_dtype")}
         write_plan(Path(flags["output"]).expanduser(), plan, model, workload, formats)
