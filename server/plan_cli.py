@@ -12,12 +12,13 @@ from typing import Any
 from rich.table import Table
 
 from placement.catalogue import Catalogue
-from placement.errors import InvalidInput, PlacementError
+from placement.errors import Infeasible, InvalidInput, PlacementError
 from placement.estimator import Estimator, StageKind
 from placement.explanation import Solve, explain
 from placement.hardware import Offer
 from placement.part_estimate import Part, PartEstimate, estimate_part
 from placement.plan import Goal, Plan
+from placement.shortage import shortage
 from placement.workload import Workload
 from server import plan_inputs
 from server.clean_stdout import clean_stdout
@@ -58,7 +59,7 @@ def planned(flags: Mapping[str, Any]) -> None:
     explanation = None
     with clean_stdout(), contextlib.ExitStack() as ending:
         ending.callback(done)
-        plan = solve(offers)
+        plan = _answer(solve, offers, estimator)
         if flags["explain"]:
             quiet = _solver(flags, estimator, goal, time_limit_s, lambda line: None)
             explanation = explain(
@@ -103,6 +104,19 @@ def _solver(
         return solve(offers, estimator, goal, time_limit_s=time_limit_s, on_progress=say)
 
     return exactly
+
+
+def _answer(solve: Solve, offers: Sequence[Offer], estimator: Estimator) -> Plan:
+    """The plan. Raises Infeasible that says by how much, if the model does not fit at all."""
+    try:
+        return solve(offers)
+    except Infeasible:
+        missing = shortage(offers, estimator)
+        if missing is None:
+            raise
+        raise Infeasible(
+            f"{estimator.model.name} does not fit these machines: {missing.message}"
+        ) from None
 
 
 def _progress() -> tuple[Say, Callable[[], None]]:
