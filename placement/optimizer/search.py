@@ -39,6 +39,8 @@ from placement.roofline import Array
 # Values are equal within this share; bounds are proven up to it.
 TOLERANCE = 1e-9
 _BOXES_PER_ROUND = 512
+# A round costs hardly more for so many boxes than for one.
+_BOXES_WORTHWHILE = 48
 
 
 class Covers(Protocol):
@@ -146,8 +148,10 @@ class Search:
         single = self._visit_single(rates, boxes.take(is_single))
         ranges = self._visit_ranges(rates, boxes.take(~is_single))
         kept = join([single, ranges])
-        halves = split(kept.take(self._is_open(kept)))
-        return halves.take(self._is_open(halves))
+        parts = split(kept.take(self._is_open(kept)))
+        while 0 < len(parts) < _BOXES_WORTHWHILE:
+            parts = split(parts)
+        return parts.take(self._is_open(parts))
 
     def _clip(self, boxes: Boxes) -> Boxes:
         """Boxes without the limits that leave no room for a better value.
