@@ -46,6 +46,10 @@ class CheapestMachines:
     shapes: Ints
     num_layers: int
 
+    @property
+    def is_given(self) -> bool:
+        return False
+
     def counts_of(self, group: int) -> Ints:
         del group
         return self.counts
@@ -61,7 +65,11 @@ class CheapestMachines:
 
         Where it exceeds `limit` for any number of stages, stages are not counted.
         """
-        free = self._free_cost(machine_layers(rates, stages)[:, :, None])
+        held = machine_layers(rates, stages)
+        free = self._quick_cost(held)
+        rows = np.flatnonzero(free <= limit)
+        if len(rows):
+            free[rows] = self._free_cost(held[rows][:, :, None])
         if rates.depth is None:
             return free
         rows = np.flatnonzero(free <= limit)
@@ -76,6 +84,25 @@ class CheapestMachines:
         if rates.depth is None:
             return self._cheapest(machine_layers(rates, stages)[:, :, None], 0)
         return self._cheapest(counted_layers(rates, stages, rates.depth), rates.depth)
+
+    def _quick_cost(self, held: Array) -> Array:
+        """[box]: a lower bound: the two ends may be machines that are in the middle as well."""
+        table = np.full((len(held), self.num_layers + 1), np.inf)
+        table[:, 0] = 0.0
+        layers = np.arange(self.num_layers + 1)
+        start = np.arange(len(held))[:, None] * len(layers)
+        for column, size in self._bundles(0):
+            middle = np.maximum(held[:, MIDDLE, self.shapes[column], None], 0).astype(np.int64)
+            before = start + np.maximum(layers - size * middle, 0)
+            table = np.minimum(table, table.reshape(-1)[before] + size * self.prices[column])
+        first, last = held[:, FIRST][:, self.shapes], held[:, LAST][:, self.shapes]
+        first = np.where(self.counts > 0, first, -np.inf)
+        last = np.where(self.counts > 0, last, -np.inf)
+        rest = self.num_layers - first[:, :, None] - last[:, None, :]
+        index = np.clip(rest, 0, self.num_layers).astype(np.int64)
+        chain = table.reshape(-1)[start[:, :, None] + index] + np.add.outer(self.prices, self.prices)
+        chain = np.where(np.isfinite(rest), chain, np.inf).min(axis=(1, 2))
+        return np.minimum(chain, self._cost_alone(held[:, :, None], 0))
 
     def _free_cost(self, held: Array) -> Array:
         table = self._start(len(held), 0)
