@@ -34,6 +34,10 @@ class FixedMachines:
     shapes: Ints
     num_layers: int
 
+    @property
+    def is_given(self) -> bool:
+        return True
+
     def counts_of(self, group: int) -> Ints:
         return np.asarray(self.counts[group])
 

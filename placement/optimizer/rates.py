@@ -46,6 +46,11 @@ class Rates:
     least: tuple[Array, ...]
     layers: Array
 
+    @property
+    def num_gpus(self) -> Ints:
+        """[shape]: GPUs of a machine."""
+        return np.array([shape.num_gpus for shape in self.shapes])
+
     def least_times(self, low: Ints, high: Ints) -> Array:
         """[box, resource, part, shape, tp]: the least time of any batch in low..high."""
         level = np.frexp(high - low + 1)[1] - 1
