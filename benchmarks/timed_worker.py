@@ -1,0 +1,1 @@
+from placement.calibration.timed_worker import TimedCPUWorker  # noqa: F401
