@@ -20,8 +20,8 @@ def waiting_s() -> float:
 
 
 def busy_s() -> float:
-    """A clock that stands still while this thread waits for a core. Only differences mean anything.
+    """A clock that stands still while this thread waits for a core; only differences count.
 
-    What other threads of an operation wait is not taken off: with several, it errs to the long side.
+    What an operation's other threads wait is not taken off: with several, it errs to the long side.
     """
     return time.perf_counter() - waiting_s()

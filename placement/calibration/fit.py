@@ -210,7 +210,9 @@ def pass_s(gpu: Gpu, by: Corrections, one: EnginePass) -> float:
         if one.is_prefill
         else decode_pass(float(one.batch), float(one.tokens))
     )
-    layer = sum(float(operation_s(item, work, gpu, by)) for item in layer_operations(model, 1, work))
+    layer = sum(
+        float(operation_s(item, work, gpu, by)) for item in layer_operations(model, 1, work)
+    )
     logits = float(operation_s(logits_operation(model, 1, work), work, gpu, by))
     return one.layers * layer + logits
 

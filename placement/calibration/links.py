@@ -1,4 +1,4 @@
-"""Times all-reduces between the GPUs of this machine (NCCL), or between processes on a CPU (gloo)."""
+"""Times all-reduces between this machine's GPUs (NCCL), or between processes on a CPU (gloo)."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def _reduce(rank: int, num_gpus: int, is_cpu: bool, port: int, send: Any) -> Non
                 torch.cuda.synchronize()
             if repeat >= 2:
                 times.append(time.perf_counter() - begun)
-        found.append(
-            AllReduce(num_gpus=num_gpus, num_bytes=size, seconds=statistics.median(times))
-        )
+        found.append(AllReduce(num_gpus=num_gpus, num_bytes=size, seconds=statistics.median(times)))
     if send is not None:
         send.send(found)
         send.close()
