@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,11 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from placement.calibration.samples import EnginePass
+from placement.calibration.stopwatch import typical_s
 from placement.model import ModelSpec
 
 DEPTHS = (2, 8)
 _CASES = ((1, 128), (1, 512), (4, 256), (1, 1024), (8, 128), (32, 64))
+_NUM_ROUNDS = 4
 _OUTPUT_TOKENS = 12
+_ROUND_PASSES = len(_CASES) * _OUTPUT_TOKENS
 _TIMEOUT_S = 180.0
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -110,22 +112,27 @@ def passes_of(notes: Iterable[Mapping[str, Any]]) -> Iterator[tuple[list[int], f
 
 
 def _passes(layers: int, notes: Iterable[Mapping[str, Any]]) -> Iterator[EnginePass]:
-    """The prefill of each case, and the median of its decode steps."""
+    """The typical prefill and decode step of each case over all rounds but the first."""
     found = list(passes_of(notes))
-    steps = 1 + (_OUTPUT_TOKENS - 1)
+    rounds = [
+        found[start : start + _ROUND_PASSES] for start in range(0, len(found), _ROUND_PASSES)
+    ][1:]
     for index, (batch, tokens) in enumerate(_CASES):
-        # The first case ran once before, to warm up.
-        own = found[(index + 1) * steps : (index + 2) * steps]
-        if [len(one) for one, _ in own] != [batch] * steps or own[0][0] != [tokens] * batch:
-            continue
-        decoding = statistics.median(seconds for _, seconds in own[1:])
-        for is_prefill, cached, seconds in (
-            (True, tokens, own[0][1]),
-            (False, tokens + steps // 2, decoding),
+        own = [one[index * _OUTPUT_TOKENS : (index + 1) * _OUTPUT_TOKENS] for one in rounds]
+        prefills = [seconds for one in own for new, seconds in one if new == [tokens] * batch]
+        steps = [seconds for one in own for new, seconds in one if new == [1] * batch]
+        for is_prefill, cached, times in (
+            (True, tokens, prefills),
+            (False, tokens + _OUTPUT_TOKENS // 2, steps),
         ):
-            yield EnginePass(
-                layers=layers, is_prefill=is_prefill, batch=batch, tokens=cached, seconds=seconds
-            )
+            if times:
+                yield EnginePass(
+                    layers=layers,
+                    is_prefill=is_prefill,
+                    batch=batch,
+                    tokens=cached,
+                    seconds=typical_s(times),
+                )
 
 
 def _serve(layers: int, folder: Path) -> None:
@@ -151,7 +158,7 @@ def _serve(layers: int, folder: Path) -> None:
         temperature=0, max_tokens=_OUTPUT_TOKENS, ignore_eos=True, detokenize=False
     )
     numbers = random.Random(0)
-    for batch, tokens in (_CASES[0], *_CASES):
+    for batch, tokens in _NUM_ROUNDS * _CASES:
         prompts = [
             {"prompt_token_ids": [numbers.randrange(4096) for _ in range(tokens)]}
             for _ in range(batch)

@@ -1,1 +1,0 @@
-from placement.calibration.timed_worker import TimedCPUWorker  # noqa: F401
