@@ -45,7 +45,7 @@ def main(out: str, stages: int, cases: list[tuple[int, int]]) -> None:
         disable_log_stats=True,
         pipeline_parallel_size=stages,
         distributed_executor_backend="mp",
-        worker_cls="benchmarks.timed_worker.TimedCPUWorker",
+        worker_cls="placement.calibration.timed_worker.TimedCPUWorker",
     )
     sampling = SamplingParams(
         temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False

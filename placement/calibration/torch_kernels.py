@@ -13,26 +13,27 @@ from placement.calibration.samples import Attention, Copy, Launch, Matmul, Sampl
 from placement.calibration.stopwatch import Operation, Stopwatch, cpu_stopwatch, cuda_stopwatch
 
 Say = Callable[[str], None]
+_Shapes = tuple[tuple[int, int, int, int], ...]
 
 # (n, k): the widths of small and large models, and of their shares under tensor parallelism.
-_GPU_WIDTHS = (
+_GPU_WIDTHS: tuple[tuple[int, int], ...] = (
     (1280, 8192), (4096, 4096), (6144, 4096), (8192, 1024), (8192, 8192), (7168, 8192),
     (28672, 4096), (4096, 14336),
 )  # fmt: skip
-_GPU_ROWS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_CPU_WIDTHS = ((768, 768), (2048, 512), (768, 2048), (4096, 1024), (1024, 4096), (32000, 512))
-_CPU_ROWS = (1, 2, 8, 32, 128, 512)
+_GPU_ROWS: tuple[int, ...] = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_CPU_WIDTHS: tuple[tuple[int, int], ...] = ((768, 768), (2048, 512), (768, 2048), (4096, 1024), (1024, 4096), (32000, 512))
+_CPU_ROWS: tuple[int, ...] = (1, 2, 8, 32, 128, 512)
 # (batch, tokens, heads, KV heads) with heads of 128 (GPU) or 64 (CPU).
-_GPU_PREFILLS = (
+_GPU_PREFILLS: _Shapes = (
     (1, 128, 32, 8), (1, 512, 32, 8), (1, 2048, 32, 8), (4, 512, 32, 8), (16, 128, 32, 8),
     (1, 4096, 32, 8), (1, 1024, 8, 1), (4, 1024, 64, 8), (1, 1024, 32, 32), (8, 256, 16, 16),
 )  # fmt: skip
-_GPU_DECODES = (
+_GPU_DECODES: _Shapes = (
     (1, 512, 32, 8), (1, 4096, 32, 8), (8, 512, 32, 8), (8, 2048, 32, 8), (32, 512, 32, 8),
     (32, 2048, 32, 8), (64, 1024, 32, 8), (128, 512, 8, 1), (128, 1024, 32, 8), (32, 1024, 32, 32),
 )  # fmt: skip
-_CPU_PREFILLS = ((1, 128, 8, 4), (1, 512, 8, 4), (4, 256, 8, 4), (1, 1024, 8, 4), (1, 512, 16, 2))
-_CPU_DECODES = ((1, 512, 8, 4), (4, 512, 8, 4), (16, 256, 8, 4), (32, 1024, 8, 4), (8, 1024, 16, 2))
+_CPU_PREFILLS: _Shapes = ((1, 128, 8, 4), (1, 512, 8, 4), (4, 256, 8, 4), (1, 1024, 8, 4), (1, 512, 16, 2))
+_CPU_DECODES: _Shapes = ((1, 512, 8, 4), (4, 512, 8, 4), (16, 256, 8, 4), (32, 1024, 8, 4), (8, 1024, 16, 2))
 _ROTATION_BYTES = {"cuda": 512 * 2**20, "cpu": 192 * 2**20}
 _MOST_BUFFERS = 64
 _CPU_FLOP_LIMIT = 8e9
