@@ -12,19 +12,18 @@ from typing import Any
 from rich.table import Table
 
 from placement.catalogue import Catalogue
-from placement.errors import Infeasible, InvalidInput, PlacementError
+from placement.errors import InvalidInput, PlacementError
 from placement.estimator import Estimator, StageKind
 from placement.explanation import Solve, explain
 from placement.hardware import Offer
 from placement.part_estimate import Part, PartEstimate, estimate_part
 from placement.plan import Goal, Plan
-from placement.shortage import shortage
 from placement.workload import Workload
 from server import plan_inputs
 from server.clean_stdout import clean_stdout
 from server.plan_file import write_plan
 from server.plan_json import estimate_answer, explanation_answer, plan_answer
-from server.plan_picture import explanation_view, plan_view, printer
+from server.plan_picture import amount, explanation_view, plan_view, printer
 
 _DEFAULT_BEAM = 3
 
@@ -59,7 +58,7 @@ def planned(flags: Mapping[str, Any]) -> None:
     explanation = None
     with clean_stdout(), contextlib.ExitStack() as ending:
         ending.callback(done)
-        plan = _answer(solve, offers, estimator)
+        plan = solve(offers)
         if flags["explain"]:
             quiet = _solver(flags, estimator, goal, time_limit_s, lambda line: None)
             explanation = explain(
@@ -101,22 +100,13 @@ def _solver(
     def exactly(offers: Sequence[Offer], /) -> Plan:
         from placement.optimizer import solve
 
-        return solve(offers, estimator, goal, time_limit_s=time_limit_s, on_progress=say)
+        return solve(offers, estimator, goal, time_limit_s=time_limit_s, on_progress=better)
+
+    def better(value: float, bound: float) -> None:
+        best, limit = amount(value, goal.objective), amount(bound, goal.objective)
+        say(f"best so far {best}; no better than {limit}")
 
     return exactly
-
-
-def _answer(solve: Solve, offers: Sequence[Offer], estimator: Estimator) -> Plan:
-    """The plan. Raises Infeasible that says by how much, if the model does not fit at all."""
-    try:
-        return solve(offers)
-    except Infeasible:
-        missing = shortage(offers, estimator)
-        if missing is None:
-            raise
-        raise Infeasible(
-            f"{estimator.model.name} does not fit these machines: {missing.message}"
-        ) from None
 
 
 def _progress() -> tuple[Say, Callable[[], None]]:

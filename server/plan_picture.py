@@ -73,7 +73,7 @@ def summary(plan: Plan, workload: Workload) -> list[Text]:
         f"{'throughput':<12}{rps:.3f} requests/s = {rps * tokens:,.0f} tokens/s (input + output)",
         f"{'price':<12}${price:.2f} an hour = ${usd_per_million_tokens(plan, workload):.3f} for a "
         "million tokens (input + output)",
-        f"{'optimum':<12}{_amount(plan.value, plan.goal.objective)}; {_bound(plan)}",
+        f"{'optimum':<12}{amount(plan.value, plan.goal.objective)}; {_bound(plan)}",
         f"{'solved':<12}in {plan.solve_s:.2f} s by the solver {plan.solver}",
     ]
     counted = sum(plan.goal.effective_rps(one.estimate, one.offers) for one in plan.pipelines)
@@ -243,11 +243,12 @@ def _bound(plan: Plan) -> str:
     if plan.gap <= 1e-6:
         return "proven optimal"
     better = "below" if plan.goal.objective == "cost-for-load" else "above"
-    bound = _amount(plan.bound, plan.goal.objective)
+    bound = amount(plan.bound, plan.goal.objective)
     return f"no fleet is {better} {bound} (gap {plan.gap:.1%})"
 
 
-def _amount(value: float, objective: Objective) -> str:
+def amount(value: float, objective: Objective) -> str:
+    """A value of an objective, in its unit."""
     if objective == "throughput-per-dollar":
         return f"{value * 3600:,.1f} {_WORDS[objective]}"
     return f"{value:,.3f} {_WORDS[objective]}"
@@ -285,7 +286,7 @@ def _changes(changes: Sequence[Change], objective: Objective) -> Table:
         table.add_row(
             f"  {change.offer.label}",
             gain,
-            f"{_amount(plan.value, objective)}: {plan.throughput_rps:.3f} requests/s, "
+            f"{amount(plan.value, objective)}: {plan.throughput_rps:.3f} requests/s, "
             f"${plan.price_usd_per_hour:.2f} an hour, {machines(plan)}",
         )
     return table
