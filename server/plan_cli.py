@@ -24,6 +24,7 @@ from server.clean_stdout import clean_stdout
 from server.plan_file import write_plan
 from server.plan_json import estimate_answer, explanation_answer, plan_answer
 from server.plan_picture import amount, explanation_view, plan_view, printer
+from server.unpriced import without_prices
 
 _DEFAULT_BEAM = 3
 
@@ -93,7 +94,7 @@ def _solver(
             say("searching as the paper does")
             return solve_paper(offers, estimator, goal, beam=beam or _DEFAULT_BEAM)
 
-        return by_paper
+        return without_prices(by_paper)
     if beam is not None:
         raise InvalidInput("--beam", "is for --solver paper")
 
@@ -106,7 +107,7 @@ def _solver(
         best, limit = amount(value, goal.objective), amount(bound, goal.objective)
         say(f"best so far {best}; no better than {limit}")
 
-    return exactly
+    return without_prices(exactly)
 
 
 def _progress() -> tuple[Say, Callable[[], None]]:
