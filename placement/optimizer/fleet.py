@@ -137,9 +137,9 @@ def make_packing(cluster: Cluster, columns: Sequence[Column]) -> Packing:
         limits=cluster.counts.astype(np.float64),
         has_spot=(counts[:, spot].sum(axis=1) > 0).astype(np.float64),
         in_zone={
-            zone: (
-                counts[:, [one.zone == zone for one in cluster.classes]].sum(axis=1) > 0
-            ).astype(np.float64)
+            zone: (counts[:, [one.zone == zone for one in cluster.classes]].sum(axis=1) > 0).astype(
+                np.float64
+            )
             for zone in zones
         },
     )
@@ -201,9 +201,7 @@ def _ratio(packing: Packing) -> Fleet | None:
     return _fleet(packing, _prefer(packing, packing.rps, as_good, some), bound)
 
 
-def _prefer(
-    packing: Packing, profit: Array, tie: tuple[Array, float], found: Solution
-) -> Array:
+def _prefer(packing: Packing, profit: Array, tie: tuple[Array, float], found: Solution) -> Array:
     """Of the fleets that are as good, the one with most profit."""
     best = solve_program(packing.program(profit, [tie]), is_integer=True)
     return found.x if best is None else best.x

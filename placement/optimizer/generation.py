@@ -145,6 +145,8 @@ def _improve(
     slack = float(cluster.counts @ (excess * floored - costs))
     if aim.rps_worth == 0 and not duals.on_demand and not any(duals.zones.values()):
         # All worth is the load's: it may be lowered instead of costs raised.
-        slack = min(slack, duals.load * (1 - 1 / excess) + float(cluster.counts @ (floored - costs)))
+        slack = min(
+            slack, duals.load * (1 - 1 / excess) + float(cluster.counts @ (floored - costs))
+        )
     bound = solution.value + slack
     return Relaxed(bound=bound, costs=excess * floored, worth=most_worth), num_new

@@ -100,7 +100,9 @@ class CheapestMachines:
         last = np.where(self.counts > 0, last, -np.inf)
         rest = self.num_layers - first[:, :, None] - last[:, None, :]
         index = np.clip(rest, 0, self.num_layers).astype(np.int64)
-        chain = table.reshape(-1)[start[:, :, None] + index] + np.add.outer(self.prices, self.prices)
+        chain = table.reshape(-1)[start[:, :, None] + index] + np.add.outer(
+            self.prices, self.prices
+        )
         chain = np.where(np.isfinite(rest), chain, np.inf).min(axis=(1, 2))
         return np.minimum(chain, self._cost_alone(held[:, :, None], 0))
 

@@ -137,9 +137,7 @@ def _batch_limits(estimator: Estimator, kind: StageKind) -> Array:
     return np.minimum.accumulate(np.array(limits), axis=1)
 
 
-def _kind_times(
-    estimator: Estimator, kind: StageKind, batch: Array, depth: int | None
-) -> Array:
+def _kind_times(estimator: Estimator, kind: StageKind, batch: Array, depth: int | None) -> Array:
     """[batch, resource, part] of one kind."""
     phases = [
         np.stack(

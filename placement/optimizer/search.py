@@ -214,6 +214,8 @@ class Search:
             top = np.flatnonzero(_highest(self._bounds(boxes), _TRIALS_PER_ROUND))
             tried, held = boxes.take(top), largest.take(top)
             cost = self._cost(rates, tried, held)
+            # Above the limit it may be a bound that no machines reach.
+            cost = np.where(cost <= self._limit(tried), cost, np.inf)
             most = np.minimum(tried.most, largest_times(held, used[top]))
             self._record(rates, replace(tried, most=most), cost)
         is_same = is_no_better(any_batch, largest, used)
@@ -233,9 +235,12 @@ class Search:
 
     def _cost(self, rates: Rates, boxes: Boxes, stages: StageLayers) -> Array:
         """Of the covers, as far as a box is worth it."""
+        return self.covers.cost(boxes.group, rates, stages, self._limit(boxes))
+
+    def _limit(self, boxes: Boxes) -> Array:
+        """[box]: machines that cost more are of no interest."""
         with np.errstate(divide="ignore"):
-            limit = self.gain[boxes.group] * boxes.rate_bound / self._reached(boxes)
-        return self.covers.cost(boxes.group, rates, stages, limit)
+            return self.gain[boxes.group] * boxes.rate_bound / self._reached(boxes)
 
     def _record(self, rates: Rates, boxes: Boxes, cost: Array) -> None:
         """Machines found hold the model at the largest batch, within the largest limits."""

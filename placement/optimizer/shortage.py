@@ -22,8 +22,10 @@ def does_not_fit(cluster: Cluster) -> Infeasible:
         f"{estimator.model.name} needs {_gib(need)} for its weights and one request, "
         f"and all offers together leave {_gib(have)} beside activations"
     )
-    text += f": {_gib(missing)} ({missing:.0f} bytes) are missing" if missing else (
-        ", but layers do not divide so that every stage holds its own"
+    text += (
+        f": {_gib(missing)} ({missing:.0f} bytes) are missing"
+        if missing
+        else (", but layers do not divide so that every stage holds its own")
     )
     return Infeasible(f"{text}; {_advice(cluster)}")
 
@@ -97,7 +99,9 @@ def _usable_bytes(estimator: Estimator, shape: Shape) -> float:
     tps = [tp for tp in range(1, shape.num_gpus + 1) if estimator.model.allows_tp(tp)]
     return max(
         (
-            shape.num_gpus // tp * tp
+            shape.num_gpus
+            // tp
+            * tp
             * max(estimator.stage_memory(StageKind(shape=shape, tp=tp)).available, 0.0)
             for tp in tps
         ),
