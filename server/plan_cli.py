@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from placement.catalogue import Catalogue
-from placement.errors import InvalidInput, PlacementError
+from placement.errors import Infeasible, InvalidInput, PlacementError
 from placement.estimator import Estimator, StageKind
 from placement.explanation import Solve, explain
 from placement.hardware import Offer
@@ -87,12 +87,25 @@ def _solver(
     """What answers with a plan for some offers."""
     beam = plan_inputs.count(flags, "beam")
     if plan_inputs.choice(flags, "solver", plan_inputs.SOLVERS) == "paper":
+        plan_inputs.check_papers_goal(flags)
 
         def by_paper(offers: Sequence[Offer], /) -> Plan:
             from placement.optimizer import solve_paper
 
             say("searching as the paper does")
-            return solve_paper(offers, estimator, goal, beam=beam or _DEFAULT_BEAM)
+            try:
+                return solve_paper(
+                    offers,
+                    estimator,
+                    goal,
+                    beam=beam or _DEFAULT_BEAM,
+                    time_limit_s=time_limit_s,
+                )
+            except TimeoutError:
+                raise Infeasible(
+                    f"the paper's search did not end within {time_limit_s:g} s; lower --beam, or "
+                    "give it a longer --time-limit"
+                ) from None
 
         return without_prices(by_paper)
     if beam is not None:
