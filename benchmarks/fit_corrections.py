@@ -116,7 +116,7 @@ def _fit_matmul(base: Corrections, gpu: str) -> Corrections:
     floor = _smallest_kernel_s(gpu)
 
     def at(values: Vector) -> Corrections:
-        flops, bandwidth, launch, tile, depth, sharpness = values
+        flops, bandwidth, launch, tile, depth, sharpness, solo = values
         return replace(
             base,
             matmul=MatmulCorrections(
@@ -127,10 +127,11 @@ def _fit_matmul(base: Corrections, gpu: str) -> Corrections:
                 depth_overhead=depth,
                 sharpness=sharpness,
                 num_processors=NUM_PROCESSORS[gpu],
+                solo_rate=max(1.0, float(solo)),
             ),
         )
 
-    return _fit(at, [1.3, 1.0, 1e-6, 30.0, 100.0, 4.0], [(gemm_s, data)], f"{gpu} products")
+    return _fit(at, [1.3, 1.0, 1e-6, 20.0, 200.0, 3.5, 1.3], [(gemm_s, data)], f"{gpu} products")
 
 
 def _smallest_kernel_s(gpu: str) -> float:
@@ -143,7 +144,7 @@ def _fit_decode_attention(base: Corrections, gpu: str) -> Corrections:
     data = _to_fit(profiles.generation_attention(gpu))
 
     def at(values: Vector) -> Corrections:
-        bandwidth, launch, unit, split, alone, grouped, sharpness, size, rate = values
+        bandwidth, launch, unit, split, gather, alone, grouped, sharpness, size, rate = values
         cache = CacheCorrections(num_bytes=size, bandwidth_share=rate)
         return replace(
             base,
@@ -153,13 +154,14 @@ def _fit_decode_attention(base: Corrections, gpu: str) -> Corrections:
                 launch_s=launch,
                 unit_s=unit,
                 split_s=split,
+                gather_s=gather,
                 alone_stream_share=alone,
                 grouped_stream_share=grouped,
                 sharpness=sharpness,
             ),
         )
 
-    start = [1.0, 9e-6, 3e-8, 4e-6, 0.03, 0.5, 2.5, 8e7, 3.0]
+    start = [1.0, 9e-6, 3e-8, 4e-6, 4e-6, 0.03, 0.5, 2.5, 8e7, 3.0]
     return _fit(at, start, [(generation_attention_s, data)], f"{gpu} generation attention")
 
 
@@ -167,7 +169,7 @@ def _fit_prefill_attention(base: Corrections, gpu: str) -> Corrections:
     data = _to_fit(profiles.context_attention(gpu))
 
     def at(values: Vector) -> Corrections:
-        flops, bandwidth, launch, keys, traffic = values
+        flops, bandwidth, launch, keys, traffic, solo = values
         return replace(
             base,
             prefill_attention=PrefillAttentionCorrections(
@@ -176,10 +178,11 @@ def _fit_prefill_attention(base: Corrections, gpu: str) -> Corrections:
                 launch_s=launch,
                 key_overhead=keys,
                 kv_traffic=traffic,
+                solo_rate=max(1.0, float(solo)),
             ),
         )
 
-    start = [0.8, 1.3, 4e-6, 30.0, 5.0]
+    start = [0.8, 1.3, 4e-6, 30.0, 5.0, 1.2]
     return _fit(at, start, [(context_attention_s, data)], f"{gpu} context attention")
 
 

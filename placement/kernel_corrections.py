@@ -29,6 +29,8 @@ class MatmulCorrections:
     depth_overhead: elements of k that beginning and ending a tile cost.
     sharpness: p of (compute^p + memory^p)^(1/p); infinite is the roofline's max.
     num_processors: SMs over which tiles are spread in whole waves; 0: no waves.
+    solo_rate: of one processor that works alone, in parts of its rate when all do: where power
+        limits a GPU, clocks rise as processors idle.
     """
 
     flops_share: float = 1.0
@@ -38,6 +40,7 @@ class MatmulCorrections:
     depth_overhead: float = 0.0
     sharpness: float = 1e6
     num_processors: int = 0
+    solo_rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,7 @@ class PrefillAttentionCorrections:
 
     key_overhead: keys that beginning and ending a tile of queries cost.
     kv_traffic: elements moved for each cached element (keys and values are written, too).
+    solo_rate: as of products.
     """
 
     flops_share: float = 1.0
@@ -53,6 +57,7 @@ class PrefillAttentionCorrections:
     launch_s: float = 0.0
     key_overhead: float = 0.0
     kv_traffic: float = 2.0
+    solo_rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,7 @@ class DecodeAttentionCorrections:
 
     unit_s: for each sequence and KV head, over the whole GPU.
     split_s: for merging the parts of contexts of 256 tokens and more, where heads are grouped.
+    gather_s: for regrouping queries, where several sequences have several grouped KV heads.
     stream_share: of `Gpu.bandwidth`, how fast one KV head of one sequence is read, where each query
         head has its own (`alone`) and where they are grouped (`grouped`: in parts, in parallel).
     """
@@ -69,6 +75,7 @@ class DecodeAttentionCorrections:
     launch_s: float = 0.0
     unit_s: float = 0.0
     split_s: float = 0.0
+    gather_s: float = 0.0
     alone_stream_share: float = 1e3
     grouped_stream_share: float = 1e3
     sharpness: float = 1e6
@@ -144,7 +151,15 @@ def _without_launch(base: Corrections) -> Corrections:
         base,
         matmul=replace(base.matmul, launch_s=0.0),
         prefill_attention=replace(base.prefill_attention, launch_s=0.0),
-        decode_attention=replace(base.decode_attention, launch_s=0.0, split_s=0.0),
+        decode_attention=replace(base.decode_attention, launch_s=0.0, split_s=0.0, gather_s=0.0),
+    )
+
+
+def _without_solo_rate(base: Corrections) -> Corrections:
+    return replace(
+        base,
+        matmul=replace(base.matmul, solo_rate=1.0),
+        prefill_attention=replace(base.prefill_attention, solo_rate=1.0),
     )
 
 
@@ -160,6 +175,7 @@ _NEUTRAL: dict[str, Callable[[Corrections], Corrections]] = {
     "launch_floor": _without_launch,
     "tile_efficiency": _matmul(tile_overhead=0.0, depth_overhead=0.0),
     "wave_quantisation": _matmul(num_processors=0),
+    "solo_rate": _without_solo_rate,
     "soft_roofline": _matmul(sharpness=1e6),
     "memory_bandwidth": _matmul(bandwidth_share=1.0),
     "prefill_attention": _without_prefill_attention,

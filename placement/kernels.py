@@ -43,8 +43,8 @@ def matmul_s(
     """Seconds of a product of (rows × depth) with (depth × columns), reading `num_bytes`.
 
     Launch floor, and a soft maximum of memory and compute. Compute is that of the best tiling: its
-    tiles run in whole waves over the processors, each tile at the efficiency of its own arithmetic
-    intensity and for a depth with an overhead.
+    tiles run in whole waves over the processors (the last one faster where it fills few), each tile
+    at the efficiency of its own arithmetic intensity and for a depth with an overhead.
     """
     bandwidth = gpu.bandwidth * by.bandwidth_share
     if by.num_processors:
@@ -61,7 +61,9 @@ def _tiled_s(
     """Seconds that the best tiling computes; what parts of a split add up is written and read."""
     m, n, k = (np.asarray(one, dtype=np.float64)[..., None] for one in (rows, columns, depth))
     tiles = np.ceil(m / _HEIGHT) * np.ceil(n / _WIDTH) * _SPLIT
-    waves = np.ceil(tiles / by.num_processors)
+    full = np.floor(tiles / by.num_processors)
+    rest = tiles / by.num_processors - full
+    waves = full + np.where(rest > 0.0, np.maximum(rest, 1.0 / by.solo_rate), 0.0)
     work = 2.0 * _HEIGHT * _WIDTH * waves * by.num_processors * (k / _SPLIT + by.depth_overhead)
     rate = gpu.flops * by.flops_share * _tile_efficiency(by, _HEIGHT, _WIDTH)
     merged = np.where(_SPLIT > 1, _PARTIAL_BYTES * _SPLIT, 0.0) * m * n
@@ -110,8 +112,7 @@ def prefill_attention_s(
     flop_per_key = 4.0 * size * _QUERY_TILE
     work = num_prompts * query_heads * (seen + tiles * ours.key_overhead)
     flops = gpu.flops * ours.flops_share
-    processors = max(1, by.matmul.num_processors)
-    longest = (keys + ours.key_overhead) * processors if by.matmul.num_processors else 0.0
+    longest = (keys + ours.key_overhead) * by.matmul.num_processors / ours.solo_rate
     compute = flop_per_key / flops * soft_max(work, longest, 2.0)
     moved = tokens * (2.0 * query_heads * 2.0 + ours.kv_traffic * kv_heads * kv_bytes) * size
     bandwidth = gpu.bandwidth * ours.bandwidth_share
@@ -138,9 +139,13 @@ def decode_attention_s(
     share = ours.alone_stream_share if is_alone else ours.grouped_stream_share
     stream = context * 2.0 * size * kv_bytes / (gpu.bandwidth * share)
     units = sequences * kv_heads * ours.unit_s
-    merging = 0.0 if is_alone else ours.split_s * (np.asarray(context) >= _SPLIT_CONTEXT)
+    regrouping: Quantity = 0.0
+    if not is_alone:
+        is_gathered = (np.asarray(sequences) > 1.0) & (kv_heads > 1.0)
+        is_split = np.asarray(context) >= _SPLIT_CONTEXT
+        regrouping = ours.split_s * is_split + ours.gather_s * is_gathered
     p = ours.sharpness
-    return ours.launch_s + merging + soft_max(soft_max(units, reading, p), stream, p)
+    return ours.launch_s + regrouping + soft_max(soft_max(units, reading, p), stream, p)
 
 
 def all_reduce_message_s(by: CollectiveCorrections, message: Quantity) -> Quantity:

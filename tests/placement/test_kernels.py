@@ -108,12 +108,16 @@ def test_decode_attention_reads_the_cache() -> None:
 
 
 def test_grouped_heads_are_merged_in_long_contexts_only() -> None:
-    by = Corrections(decode_attention=DecodeAttentionCorrections(split_s=1000.0))
+    by = Corrections(decode_attention=DecodeAttentionCorrections(split_s=1000.0, gather_s=50.0))
     fast = Gpu(name="x", memory_bytes=1.0, flops=1.0, bandwidth=1e30)
     grouped, alone = (4.0, 1.0, 8), (4.0, 4.0, 8)
     assert decode_attention_s(fast, by, 1.0, 255.0, grouped) == pytest.approx(0.0)
     assert decode_attention_s(fast, by, 1.0, 256.0, grouped) == pytest.approx(1000.0)
     assert decode_attention_s(fast, by, 1.0, 256.0, alone) == pytest.approx(0.0)
+    # Several sequences with several groups each are gathered first.
+    assert decode_attention_s(fast, by, 2.0, 10.0, grouped) == pytest.approx(0.0)
+    assert decode_attention_s(fast, by, 2.0, 10.0, (4.0, 2.0, 8)) == pytest.approx(50.0)
+    assert decode_attention_s(fast, by, 2.0, 10.0, alone) == pytest.approx(0.0)
 
 
 def test_a_warm_cache_serves_what_fits() -> None:
