@@ -296,7 +296,7 @@ def _changes(changes: Sequence[Change], objective: Objective) -> Table:
 
 
 def machines(plan: Plan) -> str:
-    """What a plan rents, by pipelines: `2 × (g6.12xlarge + g5.12xlarge), 4 × g6e.xlarge`."""
+    """What a plan rents, by pipelines: `2x (g6.12xlarge + g5.12xlarge), 4x g6e.xlarge`."""
     fleets: Counter[str] = Counter()
     for pipeline in plan.pipelines:
         rented = Counter(offer.shape.name for offer in pipeline.offers)
