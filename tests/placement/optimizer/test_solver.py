@@ -39,7 +39,7 @@ def offer(gpu: Gpu, num_gpus: int, count: int, price: float = 1.0) -> Offer:
 
 def test_a_model_that_does_not_fit_says_by_how_much_and_what_would_do() -> None:
     with pytest.raises(Infeasible) as caught:
-        solve([offer(SMALL, 4, 1, 4.6), offer(LARGE, 1, 1, 1.9)], ESTIMATOR, Goal())
+        solve([offer(SMALL, 1, 2, 4.6), offer(LARGE, 1, 1, 1.9)], ESTIMATOR, Goal())
     message = caught.value.message
     found = re.search(r"\((\d+) bytes\) are missing", message)
     assert found is not None
@@ -47,7 +47,7 @@ def test_a_model_that_does_not_fit_says_by_how_much_and_what_would_do() -> None:
     added = re.search(r"(\d+) more large-1", message)
     assert added is not None
     more = int(added.group(1))
-    enough = [offer(SMALL, 4, 1, 4.6), offer(LARGE, 1, 1 + more, 1.9)]
+    enough = [offer(SMALL, 1, 2, 4.6), offer(LARGE, 1, 1 + more, 1.9)]
     assert solve(enough, ESTIMATOR, Goal()).pipelines
     with pytest.raises(Infeasible):
         solve([enough[0], replace(enough[1], count=more)], ESTIMATOR, Goal())
@@ -102,10 +102,9 @@ def test_when_time_is_over_and_nothing_was_found_it_says_so() -> None:
 
 
 def test_equal_ratios_are_taken_as_often_as_machines_allow() -> None:
-    plan = solve([offer(LARGE, 1, 12, 1.9)], ESTIMATOR, Goal())
-    one = solve([offer(LARGE, 1, 4, 1.9)], ESTIMATOR, Goal())
-    assert len(plan.pipelines) >= 2
-    assert plan.value >= one.value * (1 - 1e-9)
+    plan = solve([offer(LARGE, 1, 60, 1.9)], ESTIMATOR, Goal())
+    used = len(plan.pipelines[0].offers)
+    assert len(plan.pipelines) == 60 // used >= 2
     assert math.isclose(plan.value, plan.throughput_rps / plan.price_usd_per_hour, rel_tol=1e-9)
 
 
