@@ -162,14 +162,14 @@ def _best_near(rates: Rates, stages: StageLayers) -> Array:
 def _with_rest(rates: Rates, close: Array, near: Array) -> Array:
     """[box, shape]: the best closing stage, with the rest of the GPUs."""
     rest = rates.num_gpus[:, None] - np.array(rates.tps)
-    return _fitting(close + _at(near, rest), rest).max(axis=2)
+    return np.asarray(_fitting(close + _at(near, rest), rest).max(axis=2))
 
 
 def _with_opening(rates: Rates, opening: Array, close: Array, near: Array) -> Array:
     """[box, shape]: the best opening and closing stages, with the rest of the GPUs."""
     rest = rates.num_gpus[:, None, None] - np.add.outer(rates.tps, rates.tps)
     total = opening[..., None] + close[:, :, None] + _at(near, rest)
-    return _fitting(total, rest).max(axis=(2, 3))
+    return np.asarray(_fitting(total, rest).max(axis=(2, 3)))
 
 
 def _at(near: Array, gpus: Ints) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,10 +80,13 @@ def found_columns(cluster: Cluster, search: Search, groups: Iterable[int]) -> li
 
 
 def plan_pipelines(
-    cluster: Cluster, columns: Iterable[tuple[Column, int]]
+    cluster: Cluster, columns: Iterable[tuple[Column, int]], *, taken: Sequence[Offer] = ()
 ) -> tuple[PlannedPipeline, ...]:
-    """Each column as often as chosen, its machines rented from the offers of their classes."""
-    rent = [one.rent() for one in cluster.classes]
+    """Each column as often as chosen, its machines rented from the offers of their classes.
+
+    taken: an offer for each machine that is rented already.
+    """
+    rent = [one.rent(taken) for one in cluster.classes]
     return tuple(
         PlannedPipeline(
             stages=column.stages,

@@ -81,7 +81,7 @@ def total_layers(counts: Ints, places: Array) -> Array:
     as_last = np.where(has, places[:, LAST] - middle, -np.inf)
     chain = (counts * middle).sum(axis=1) + _best_pair(counts, as_first, as_last)
     alone = np.where(has, places[:, ONLY], -np.inf).max(axis=1)
-    return np.maximum(chain, alone)
+    return np.asarray(np.maximum(chain, alone))
 
 
 def _best_pair(counts: Ints, as_first: Array, as_last: Array) -> Array:
@@ -99,7 +99,7 @@ def _best_pair(counts: Ints, as_first: Array, as_last: Array) -> Array:
 def total_counted(counts: Ints, counted: Array, depth: int) -> Array:
     """As `total_layers`, for pipelines of exactly `depth` stages."""
     chain = stage_table(counts, counted, depth)[-1][:, DONE, depth]
-    return np.maximum(chain, _alone(counts, counted, depth).max(axis=1))
+    return np.asarray(np.maximum(chain, _alone(counts, counted, depth).max(axis=1)))
 
 
 def _alone(counts: Ints, counted: Array, depth: int) -> Array:
@@ -181,11 +181,11 @@ def arrange_counted(counts: Ints, counted: Array, depth: int) -> list[Machine]:
     chosen: list[Machine] = []
     steps = zip(reversed(machines_of(counts[None])), reversed(tables[:-1]), strict=True)
     for (column, _), before in steps:
-        ways = [(before[0, state, left], None)]
+        ways: list[tuple[float, Machine | None]] = [(float(before[0, state, left]), None)]
         for place, num, old in transitions(counted.shape[2]):
             if old | place == state and num <= left:
                 layers = before[0, old, left - num] + counted[0, place, num - 1, column]
-                ways.append((layers, Machine(column, place, num)))
+                ways.append((float(layers), Machine(column, place, num)))
         _, machine = max(ways, key=lambda way: way[0])
         if machine is not None:
             chosen.append(machine)

@@ -28,7 +28,7 @@ class Packing:
     """The fleet's program without its objective.
 
     rps, price, counts: [column], [column], [column, class]. has_spot: [column]; in_zone: by zone,
-    [column], whether a pipeline needs it.
+    [column], whether a pipeline needs it. extra: further rows, each with its limit.
     """
 
     goal: Goal
@@ -38,10 +38,16 @@ class Packing:
     limits: Array
     has_spot: Array
     in_zone: dict[str, Array]
+    extra: tuple[tuple[Array, float], ...] = ()
 
     def program(self, profit: Array, extra: Sequence[tuple[Array, float]] = ()) -> Program:
         """Maximise profit · x under the goal's limits and extra ones, row · x ≤ limit."""
-        limited = [*zip(self.counts.T, self.limits, strict=True), *self._goal_rows(), *extra]
+        limited = [
+            *zip(self.counts.T, self.limits, strict=True),
+            *self._goal_rows(),
+            *self.extra,
+            *extra,
+        ]
         return Program(
             profit=profit,
             rows=np.array([row for row, _ in limited]),
@@ -60,8 +66,8 @@ class Packing:
         if goal.on_demand_share > 0:
             rows.append(((goal.on_demand_share - 1 + self.has_spot) * self.rps, 0.0))
         if goal.max_zone_share < 1:
-            for needs in self.in_zone.values():
-                rows.append(((needs - goal.max_zone_share) * self.rps, 0.0))
+            shares = [needs - goal.max_zone_share for needs in self.in_zone.values()]
+            rows += [(share * self.rps, 0.0) for share in shares]
         return rows
 
     def duals(self, solution: Solution) -> Duals:

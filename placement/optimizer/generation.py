@@ -11,12 +11,10 @@ columns are sought in pools of classes, in each of which the worth is the same.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from placement.optimizer.cluster import Cluster
 from placement.optimizer.columns import Column

@@ -104,13 +104,13 @@ class CheapestMachines:
             self.prices, self.prices
         )
         chain = np.where(np.isfinite(rest), chain, np.inf).min(axis=(1, 2))
-        return np.minimum(chain, self._cost_alone(held[:, :, None], 0))
+        return np.asarray(np.minimum(chain, self._cost_alone(held[:, :, None], 0)))
 
     def _free_cost(self, held: Array) -> Array:
         table = self._start(len(held), 0)
         for column, size in self._bundles(0):
             table = self._add(table, held[..., self.shapes[column]], column, size, 0)
-        return np.minimum(table[DONE, 0, :, -1], self._cost_alone(held, 0))
+        return np.asarray(np.minimum(table[DONE, 0, :, -1], self._cost_alone(held, 0)))
 
     def _counted_cost(self, held: Array, depth: int) -> Array:
         costs = []
@@ -125,7 +125,7 @@ class CheapestMachines:
 
     def _cost_alone(self, held: Array, depth: int) -> Array:
         """[box]: the least price of a machine that holds all layers without others."""
-        return self._alone(held, depth).min(axis=1)
+        return np.asarray(self._alone(held, depth).min(axis=1))
 
     def _alone(self, held: Array, depth: int) -> Array:
         """[box, class]: the price of one machine where it holds all layers, else ∞."""
@@ -167,7 +167,7 @@ class CheapestMachines:
         fits = held >= 1
         more = (size * np.where(fits, held, 0)).astype(np.int64)
         bought = np.where(fits, price, np.inf)
-        is_way = fits.any(axis=0)
+        is_way = np.asarray(fits.any(axis=0))
         for place, index in self._ways(held.shape[2], size):
             num = index + 1 if depth else 0
             if not is_way[place, index] or num > depth:

@@ -39,8 +39,9 @@ def best_ratio(
 ) -> Priced:
     """The best effective throughput per cost on at most `counts` machines of each class.
 
-    costs: [class], positive. floor: ratios up to it are of no interest. tolerance, cap_rps: as in `Search`. Interruptions lower the
-    columns' throughput; the bound knows only those of the safest class.
+    costs: [class], positive. floor: ratios up to it are of no interest. tolerance, cap_rps: as in
+    `Search`. Interruptions lower the columns' throughput; the bound knows only those of the safest
+    class.
     """
     usable = counts > 0
     if not usable.any():

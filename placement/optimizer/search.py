@@ -156,7 +156,7 @@ class Search:
     def _bounds(self, boxes: Boxes) -> Array:
         rate = np.minimum(boxes.rate_bound, self.cap_rps)
         with np.errstate(over="ignore"):
-            return self.gain[boxes.group] * boxes.factor * rate / boxes.cost
+            return np.asarray(self.gain[boxes.group] * boxes.factor * rate / boxes.cost)
 
     def _is_open(self, boxes: Boxes) -> NDArray[np.bool_]:
         return self._bounds(boxes) > self._reached(boxes) * (1 + self.tolerance)
@@ -201,10 +201,11 @@ class Search:
         else:
             boxes = self._drop_closed(self._arrange(rates, boxes, stages))
         # Limits between two possible times that are neighbours hold nothing.
-        return boxes.take((boxes.least <= boxes.most * (1 + SLACK)).all(axis=1))
+        is_open = np.asarray((boxes.least <= boxes.most * (1 + SLACK)).all(axis=1))
+        return boxes.take(is_open)
 
     def _visit_ranges(self, rates: Rates, boxes: Boxes) -> Boxes:
-        """Boxes of several batches. Where the largest one can do all that any can, only it stays."""
+        """Boxes of several batches. Where the largest can do all that any can, only it stays."""
         boxes, any_batch = self._weigh(rates, boxes)
         if not len(boxes):
             return boxes
@@ -240,7 +241,7 @@ class Search:
     def _limit(self, boxes: Boxes) -> Array:
         """[box]: machines that cost more are of no interest."""
         with np.errstate(divide="ignore"):
-            return self.gain[boxes.group] * boxes.rate_bound / self._reached(boxes)
+            return np.asarray(self.gain[boxes.group] * boxes.rate_bound / self._reached(boxes))
 
     def _record(self, rates: Rates, boxes: Boxes, cost: Array) -> None:
         """Machines found hold the model at the largest batch, within the largest limits."""
@@ -248,7 +249,7 @@ class Search:
             rate = np.minimum(1 / boxes.most.sum(axis=1), self.cap_rps)
             value = np.where(np.isfinite(cost), self.gain[boxes.group] * rate / cost, 0.0)
         if self.latency is not None:
-            value *= self.latency.batch_factor(boxes.high, boxes.most)
+            value = value * self.latency.batch_factor(boxes.high, boxes.most)
         for row in np.argsort(-value):
             self._keep(float(value[row]), boxes, int(row), rates)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from placement.estimator import Estimator
 from placement.hardware import Offer
 from placement.optimizer.clock import Clock, OnProgress, nothing_meets
 from placement.optimizer.cluster import Cluster, make_cluster
-from placement.optimizer.columns import Chosen, found_columns, plan_pipelines, search_sets
+from placement.optimizer.columns import Chosen, Column, found_columns, plan_pipelines, search_sets
 from placement.optimizer.fleet import Fleet, best_fleet, make_packing
 from placement.optimizer.large import Generation
 from placement.optimizer.machines import check_offers
@@ -106,15 +106,19 @@ def best_pipeline_repeated(cluster: Cluster, clock: Clock) -> tuple[Chosen, Flee
     return chosen, Fleet(numbers=(), value=rps / price, bound=bound)
 
 
-def list_all(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
-    """The best pipeline of every set of machines, and the best fleet of them."""
+def all_columns(cluster: Cluster, clock: Clock) -> list[Column]:
+    """The best pipeline of every set of machines."""
     sets = cluster.sets()
     search = search_sets(cluster, sets)
     for rates in cluster.rates():
         search.run(rates, is_over=clock.is_over)
-    columns = found_columns(cluster, search, range(len(sets)))
-    packing = make_packing(cluster, columns)
-    fleet = best_fleet(packing)
+    return found_columns(cluster, search, range(len(sets)))
+
+
+def list_all(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
+    """The best pipeline of every set of machines, and the best fleet of them."""
+    columns = all_columns(cluster, clock)
+    fleet = best_fleet(make_packing(cluster, columns))
     if fleet is None:
         raise nothing_meets(clock)
     if clock.is_over():

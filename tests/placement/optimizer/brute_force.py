@@ -88,7 +88,7 @@ def fleets(limits: Counts, pipelines: Sequence[Counts]) -> Iterator[list[Counts]
 
 
 def best_pipelines(offers: Sequence[Offer], estimator: Estimator, goal: Goal) -> dict[Counts, Best]:
-    """The best effective throughput on each set of machines, where fewer of them do not reach it."""
+    """The best effective throughput on each set of machines that fewer of them do not reach."""
     best: dict[Counts, float] = {}
     for counts in itertools.product(*(range(offer.count + 1) for offer in offers)):
         machines = [i for i, count in enumerate(counts) for _ in range(count)]
