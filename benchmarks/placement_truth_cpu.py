@@ -3,10 +3,10 @@
     python -m benchmarks.placement_truth_cpu [--hardware FILE] [--passes FILE --passes-pp2 FILE]
 
 Batches of 1 to 32, prompts of 64 to 1,024 tokens, 32 output tokens, one thread a stage; a pipeline
-of one stage and one of two (20 and 10 layers). Compared are the prefill of a whole batch in one
-pass (up to 8,192 tokens) and the median decode step, as the workers measure them: the scheduler's
-part is left out. The calibration has seen none of it: it times other sizes, and the engine over
-models of 2 and 8 layers with random weights.
+of one stage and one of two (20 and 10 layers). Compared are each stage's prefill of a whole batch
+in one pass (up to 8,192 tokens) and its median decode step, as the workers measure them: the
+scheduler's part and the hops are left out. The calibration has seen none of it: it times other
+sizes, and the engine over models of 2 and 8 layers with random weights.
 
 The machine may be busy: the time that a worker's thread waited for a core is taken off (Linux
 counts it), what others take of caches and memory bandwidth is not. --hardware and --passes take
@@ -16,6 +16,7 @@ what an earlier run measured. About 15 minutes on two busy cores.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -37,7 +38,6 @@ from placement.estimator import PAPER, Estimator, Fidelity, StageKind
 from placement.kernel_corrections import corrections_from_json
 from placement.model_catalogue import find_model
 from placement.part_estimate import Part, estimate_part
-from placement.roofline import Pass, decode_pass, hop_s, prefill_pass
 from placement.workload import Workload
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -115,24 +115,27 @@ def _notes(path: Path) -> list[dict[str, Any]]:
 
 
 def _points(stages: int, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was measured: each case's prefill, if it was one pass, and its median decode step.
+    """What was measured: for each case and stage its prefill, if that was one pass, and its median
+    decode step. A later stage's time begins when it has received.
 
     The first case is a warm-up.
     """
     points = []
     cases = [note for note in notes if note["what"] == "case"][1:]
-    for case in cases:
+    for case, stage in itertools.product(cases, range(stages)):
         ended = case["begun_s"] + case["wall_s"]
         own = [
             note
             for note in notes
-            if note["what"] != "case" and case["begun_s"] <= note["begun_s"] < ended
+            if note["what"] != "case"
+            and note["rank"] == stage
+            and case["begun_s"] <= note["begun_s"] < ended
         ]
-        passes = list(passes_of(own)) if stages == 1 else _two_stage_passes(own)
+        passes = list(passes_of(own))
         batch, prompt = case["batch"], case["prompt"]
         steps = [seconds for tokens, seconds in passes if tokens == [1] * batch]
         prefills = [seconds for tokens, seconds in passes if tokens == [prompt] * batch]
-        common = {"stages": stages, "batch": batch, "prompt": prompt}
+        common = {"stages": stages, "stage": stage, "batch": batch, "prompt": prompt}
         if prefills:
             points.append({**common, "phase": "prefill", "measured_s": prefills[0]})
         points.append(
@@ -144,33 +147,6 @@ def _points(stages: int, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return points
-
-
-def _two_stage_passes(notes: list[dict[str, Any]]) -> list[tuple[list[int], float]]:
-    """From the first stage's beginning to the second's end, less what both waited for a core."""
-    executed = [
-        sorted(
-            (note for note in notes if note["rank"] == rank and note["what"] == "execute"),
-            key=lambda note: note["begun_s"],
-        )
-        for rank in (0, 1)
-    ]
-    sampled = sorted(
-        (note for note in notes if note["rank"] == 1 and note["what"] == "sample"),
-        key=lambda note: note["begun_s"],
-    )
-    return [
-        (
-            first["tokens"],
-            last["begun_s"]
-            + last["wall_s"]
-            - first["begun_s"]
-            - first["waited_s"]
-            - second["waited_s"]
-            - last["waited_s"],
-        )
-        for first, second, last in zip(*executed, sampled, strict=False)
-    ]
 
 
 def _fidelities(catalogue: Catalogue) -> dict[str, Fidelity]:
@@ -199,23 +175,15 @@ def _estimate_s(point: dict[str, Any], catalogue: Catalogue, fidelity: Fidelity)
         workload=Workload(input_tokens=prompt, output_tokens=OUTPUT_TOKENS),
         fidelity=fidelity,
     )
-    is_prefill = point["phase"] == "prefill"
-    context = prompt + OUTPUT_TOKENS // 2
-
-    def part_s(num_layers: int, *, is_last: bool) -> float:
-        part = Part(kind=kind, num_layers=num_layers, is_bare=not is_last, context=context)
-        found = estimate_part(estimator, part, batch)
-        return found.prefill_s if is_prefill else found.decode_step_s
-
-    if point["stages"] == 1:
-        return part_s(model.num_layers, is_last=True)
-    work: Pass = (
-        prefill_pass(model, float(batch), prompt, fidelity.traits)
-        if is_prefill
-        else decode_pass(float(batch), float(context))
+    is_last = point["stage"] == point["stages"] - 1
+    part = Part(
+        kind=kind,
+        num_layers=model.num_layers if point["stages"] == 1 else SPLIT[point["stage"]],
+        is_bare=not is_last,
+        context=prompt + OUTPUT_TOKENS // 2,
     )
-    hop = float(hop_s(model, work, kind.shape.intra))
-    return part_s(SPLIT[0], is_last=False) + hop + part_s(SPLIT[1], is_last=True)
+    found = estimate_part(estimator, part, batch)
+    return found.prefill_s if point["phase"] == "prefill" else found.decode_step_s
 
 
 def _mapes(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -250,8 +218,9 @@ def _show(results: dict[str, Any]) -> None:
     print("\nMilliseconds, measured / calibrated estimate:")
     for point in results["points"]:
         measured, estimate = point["measured_s"], point["calibrated_s"]
+        stage = f"{point['stage'] + 1}/{point['stages']}"
         print(
-            f"  {point['stages']} {point['phase']:7} {point['batch']:>2} x {point['prompt']:<4} "
+            f"  {stage} {point['phase']:7} {point['batch']:>2} x {point['prompt']:<4} "
             f"{measured * 1e3:7.1f} / {estimate * 1e3:7.1f}  {estimate / measured - 1:+.0%}"
         )
 

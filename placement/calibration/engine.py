@@ -26,7 +26,7 @@ from placement.model import ModelSpec
 
 DEPTHS = (2, 8)
 _CASES = ((1, 128), (1, 512), (4, 256), (1, 1024), (8, 128), (32, 64))
-_NUM_ROUNDS = 4
+_NUM_ROUNDS = 3
 _OUTPUT_TOKENS = 12
 _ROUND_PASSES = len(_CASES) * _OUTPUT_TOKENS
 _TIMEOUT_S = 180.0

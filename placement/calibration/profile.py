@@ -51,11 +51,12 @@ def profile_yaml(devices: Sequence[Device], *, source: str) -> str:
                 }
             }
             entry["fabric"] = fabric
-            document["shapes"][f"this machine, {device.name}"] = {
-                "gpu": device.name,
-                "num_gpus": device.count,
-                "fabric": fabric,
-            }
+            if device.count > 1:
+                document["shapes"][f"this machine, {device.name}"] = {
+                    "gpu": device.name,
+                    "num_gpus": device.count,
+                    "fabric": fabric,
+                }
         document["gpus"][device.name] = entry
         document["corrections"][device.name] = _rounded(
             {

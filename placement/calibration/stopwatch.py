@@ -13,7 +13,7 @@ Stopwatch = Callable[[Operation], float]
 
 _REPEATS = 15
 _LEAST_REPEATS = 3
-_BUDGET_S = 0.6
+_BUDGET_S = 0.4
 _GRAPH_REPEATS = 10
 
 

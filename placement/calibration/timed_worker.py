@@ -21,14 +21,18 @@ from placement.calibration.clock import waiting_s
 class TimedCPUWorker(CPUWorker):  # type: ignore[misc]
     """CPUWorker with a note per pass, and with the buffer that PP on a CPU lacks in vLLM 0.32."""
 
-    _begun: tuple[float, float] | None = None
+    _received: tuple[float, float] | None = None
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
         from vllm.distributed.parallel_state import get_pp_group
 
-        runner = self.model_runner
-        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+        runner, group = self.model_runner, get_pp_group()
+        if group.is_first_rank:
+            return
+        self._receive = group.irecv_tensor_dict
+        group.irecv_tensor_dict = self._receive_now
+        if runner.intermediate_tensors is None:
             # vLLM makes it while it warms up, which it skips on a CPU without compilation.
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
                 batch_size=runner.max_num_tokens,
@@ -38,11 +42,23 @@ class TimedCPUWorker(CPUWorker):  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: Any) -> Any:
         begun = (time.perf_counter(), waiting_s())
+        self._received = None
         result = super().execute_model(scheduler_output)
         scheduled = scheduler_output.num_scheduled_tokens
         if scheduled:
-            self._note("execute", begun, list(scheduled.values()))
+            # A later stage begins when it has what the one before it sends.
+            self._note("execute", self._received or begun, list(scheduled.values()))
         return result
+
+    def _receive_now(self, *args: Any, **options: Any) -> Any:
+        """Receives at once, where vLLM would as late as it can, and notes when."""
+        tensors, handles, afterwards = self._receive(*args, **options)
+        for handle in handles:
+            handle.wait()
+        for finish in afterwards:
+            finish()
+        self._received = (time.perf_counter(), waiting_s())
+        return tensors, [], []
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         begun = (time.perf_counter(), waiting_s())
