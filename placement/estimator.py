@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -42,6 +42,17 @@ from placement.workload import Workload
 Reading = Literal["batch", "continuous"]
 
 
+class AllReduceTime(Protocol):
+    """Seconds of the all-reduces of one layer over `tp` GPUs of a machine."""
+
+    def __call__(self, model: ModelSpec, tp: int, work: Pass, shape: Shape, /) -> Quantity: ...
+
+
+def ring_all_reduces_s(model: ModelSpec, tp: int, work: Pass, shape: Shape) -> Quantity:
+    """Equation 3, by the link between the machine's GPUs."""
+    return all_reduce_s(model, tp, work, shape.intra)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
     """Which formulas an estimate takes.
@@ -56,6 +67,7 @@ class Fidelity:
     reading: Reading
     traits: EngineTraits
     operation_time: OperationTime = roofline_s
+    all_reduce_time: AllReduceTime = ring_all_reduces_s
     usable_memory: float = 1.0
     reserved_bytes: float = 0.0
     max_tokens_per_pass: int = 8192
@@ -177,7 +189,7 @@ class Estimator:
             operation.name: self.fidelity.operation_time(operation, work, kind.shape.gpu)
             for operation in layer_operations(self.model, kind.tp, work)
         }
-        times["all_reduce"] = all_reduce_s(self.model, kind.tp, work, kind.shape.intra)
+        times["all_reduce"] = self.fidelity.all_reduce_time(self.model, kind.tp, work, kind.shape)
         return times
 
     def logits_s(self, kind: StageKind, work: Pass) -> Quantity:
