@@ -83,7 +83,7 @@ class Goal:
         return max(0.0, 1 - interruptions_per_hour * self.recovery_s / 3600)
 
     def effective_rps(self, estimate: PipelineEstimate, offers: Sequence[Offer]) -> float:
-        """What a pipeline counts for: its throughput, less what interruptions and missed SLOs take."""
+        """A pipeline's throughput, less what interruptions and missed SLOs take."""
         interruptions = sum(offer.interruptions_per_hour for offer in offers)
         factor = self.latency_factor(estimate) * self.availability(interruptions)
         return estimate.throughput_rps * factor

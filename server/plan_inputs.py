@@ -203,6 +203,13 @@ def read_goal(flags: Flags, workload: Workload) -> Goal:
     return goal
 
 
+def check_papers_goal(flags: Flags) -> None:
+    """Raises InvalidInput for wishes that the paper's search does not know."""
+    for name in ("max_price", "on_demand_share", "max_zone_share"):
+        if flags.get(name) is not None:
+            raise _wrong(name, "is not known to the paper's search; use --solver exact")
+
+
 def read_offers(flags: Flags, catalogue: Catalogue, figures: Figures, goal: Goal) -> list[Offer]:
     """The cluster's offers. Raises InvalidInput for a goal that they cannot meet by their kind."""
     counts_dollars = goal.objective != "throughput" or goal.max_price_usd_per_hour is not None

@@ -42,7 +42,7 @@ class Boxes:
     @property
     def rate_bound(self) -> Array:
         """[box]: no pipeline meant has a higher throughput, in requests per second."""
-        return 1.0 / self.least.sum(axis=1)
+        return np.asarray(1.0 / self.least.sum(axis=1))
 
 
 _FIELDS = tuple(field.name for field in fields(Boxes))
@@ -86,7 +86,7 @@ def largest_times(stages: StageLayers, used: NDArray[np.bool_]) -> Array:
 
 
 def smallest_times(stages: StageLayers, used: NDArray[np.bool_], least: Array) -> Array:
-    """[box, resource]: the smallest time of any possible stage that is not below `least`; else ∞."""
+    """[box, resource]: the least time of a possible stage that is not below `least`; else ∞."""
     floor = (least * (1 - SLACK))[:, :, None, None]
     smallest = np.full(least.shape, np.inf)
     for end in (NEAR, FAR, LOGITS):
@@ -107,12 +107,12 @@ def is_no_better(
     largest: StageLayers,
     used: NDArray[np.bool_],
 ) -> NDArray[np.bool_]:
-    """[box]: whether no batch of the range takes less time, or holds more layers, than the largest."""
+    """[box]: whether the largest batch is as fast as any of the range, and holds as much."""
     unused = ~used[:, None, :, None]
     times, layers = any_batch.times, any_batch.layers
     is_time = (largest.times <= times) | unused[:, None]
     is_layers = (largest.layers >= layers) | ((layers < 1) | unused)
-    return is_time.all(axis=(1, 2, 3, 4)) & is_layers.all(axis=(1, 2, 3))
+    return np.asarray(is_time.all(axis=(1, 2, 3, 4)) & is_layers.all(axis=(1, 2, 3)))
 
 
 def split(boxes: Boxes) -> Boxes:

@@ -34,6 +34,10 @@ class FixedMachines:
     shapes: Ints
     num_layers: int
 
+    @property
+    def is_given(self) -> bool:
+        return True
+
     def counts_of(self, group: int) -> Ints:
         return np.asarray(self.counts[group])
 
@@ -77,7 +81,7 @@ def total_layers(counts: Ints, places: Array) -> Array:
     as_last = np.where(has, places[:, LAST] - middle, -np.inf)
     chain = (counts * middle).sum(axis=1) + _best_pair(counts, as_first, as_last)
     alone = np.where(has, places[:, ONLY], -np.inf).max(axis=1)
-    return np.maximum(chain, alone)
+    return np.asarray(np.maximum(chain, alone))
 
 
 def _best_pair(counts: Ints, as_first: Array, as_last: Array) -> Array:
@@ -88,16 +92,14 @@ def _best_pair(counts: Ints, as_first: Array, as_last: Array) -> Array:
     is_clash = (first == last) & (counts[rows, first] < 2)
     other_first, other_last = as_first.copy(), as_last.copy()
     other_first[rows, first] = other_last[rows, last] = -np.inf
-    apart = np.maximum(
-        other_first.max(axis=1) + best_last, best_first + other_last.max(axis=1)
-    )
+    apart = np.maximum(other_first.max(axis=1) + best_last, best_first + other_last.max(axis=1))
     return np.where(is_clash, apart, best_first + best_last)
 
 
 def total_counted(counts: Ints, counted: Array, depth: int) -> Array:
     """As `total_layers`, for pipelines of exactly `depth` stages."""
     chain = stage_table(counts, counted, depth)[-1][:, DONE, depth]
-    return np.maximum(chain, _alone(counts, counted, depth).max(axis=1))
+    return np.asarray(np.maximum(chain, _alone(counts, counted, depth).max(axis=1)))
 
 
 def _alone(counts: Ints, counted: Array, depth: int) -> Array:
@@ -179,11 +181,11 @@ def arrange_counted(counts: Ints, counted: Array, depth: int) -> list[Machine]:
     chosen: list[Machine] = []
     steps = zip(reversed(machines_of(counts[None])), reversed(tables[:-1]), strict=True)
     for (column, _), before in steps:
-        ways = [(before[0, state, left], None)]
+        ways: list[tuple[float, Machine | None]] = [(float(before[0, state, left]), None)]
         for place, num, old in transitions(counted.shape[2]):
             if old | place == state and num <= left:
                 layers = before[0, old, left - num] + counted[0, place, num - 1, column]
-                ways.append((layers, Machine(column, place, num)))
+                ways.append((float(layers), Machine(column, place, num)))
         _, machine = max(ways, key=lambda way: way[0])
         if machine is not None:
             chosen.append(machine)

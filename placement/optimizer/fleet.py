@@ -28,7 +28,7 @@ class Packing:
     """The fleet's program without its objective.
 
     rps, price, counts: [column], [column], [column, class]. has_spot: [column]; in_zone: by zone,
-    [column], whether a pipeline needs it.
+    [column], whether a pipeline needs it. extra: further rows, each with its limit.
     """
 
     goal: Goal
@@ -38,10 +38,16 @@ class Packing:
     limits: Array
     has_spot: Array
     in_zone: dict[str, Array]
+    extra: tuple[tuple[Array, float], ...] = ()
 
     def program(self, profit: Array, extra: Sequence[tuple[Array, float]] = ()) -> Program:
         """Maximise profit · x under the goal's limits and extra ones, row · x ≤ limit."""
-        limited = [*zip(self.counts.T, self.limits, strict=True), *self._goal_rows(), *extra]
+        limited = [
+            *zip(self.counts.T, self.limits, strict=True),
+            *self._goal_rows(),
+            *self.extra,
+            *extra,
+        ]
         return Program(
             profit=profit,
             rows=np.array([row for row, _ in limited]),
@@ -55,12 +61,13 @@ class Packing:
         if goal.max_price_usd_per_hour is not None:
             rows.append((self.price, goal.max_price_usd_per_hour))
         if goal.load_rps is not None:
-            rows.append((-self.rps / goal.load_rps, -1.0))
+            # More than the whole load counts for nothing: a tighter relaxation.
+            rows.append((-np.minimum(self.rps / goal.load_rps, 1.0), -1.0))
         if goal.on_demand_share > 0:
             rows.append(((goal.on_demand_share - 1 + self.has_spot) * self.rps, 0.0))
         if goal.max_zone_share < 1:
-            for needs in self.in_zone.values():
-                rows.append(((needs - goal.max_zone_share) * self.rps, 0.0))
+            shares = [needs - goal.max_zone_share for needs in self.in_zone.values()]
+            rows += [(share * self.rps, 0.0) for share in shares]
         return rows
 
     def duals(self, solution: Solution) -> Duals:
@@ -136,9 +143,9 @@ def make_packing(cluster: Cluster, columns: Sequence[Column]) -> Packing:
         limits=cluster.counts.astype(np.float64),
         has_spot=(counts[:, spot].sum(axis=1) > 0).astype(np.float64),
         in_zone={
-            zone: (
-                counts[:, [one.zone == zone for one in cluster.classes]].sum(axis=1) > 0
-            ).astype(np.float64)
+            zone: (counts[:, [one.zone == zone for one in cluster.classes]].sum(axis=1) > 0).astype(
+                np.float64
+            )
             for zone in zones
         },
     )
@@ -200,9 +207,7 @@ def _ratio(packing: Packing) -> Fleet | None:
     return _fleet(packing, _prefer(packing, packing.rps, as_good, some), bound)
 
 
-def _prefer(
-    packing: Packing, profit: Array, tie: tuple[Array, float], found: Solution
-) -> Array:
+def _prefer(packing: Packing, profit: Array, tie: tuple[Array, float], found: Solution) -> Array:
     """Of the fleets that are as good, the one with most profit."""
     best = solve_program(packing.program(profit, [tie]), is_integer=True)
     return found.x if best is None else best.x

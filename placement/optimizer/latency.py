@@ -16,7 +16,7 @@ from placement.estimator import Estimator, StageKind
 from placement.hardware import Shape
 from placement.optimizer.boxes import Boxes
 from placement.optimizer.capacity import StageLayers
-from placement.optimizer.rates import LAYER, LOGITS, Rates, allowed_tps
+from placement.optimizer.rates import LAYER, LOGITS, Ints, Rates, allowed_tps
 from placement.plan import Goal
 from placement.roofline import Array
 
@@ -42,7 +42,7 @@ class LatencyLimits:
     def has_sums(self) -> bool:
         return len(self.weights) > 0 or self.alone is not None
 
-    def part_shares(self, times: Array, batch: Array) -> Array:
+    def part_shares(self, times: Array, batch: Ints) -> Array:
         """[box, limit, part, shape, tp]: what each part of a stage adds, as shares of the limits.
 
         times: [box, resource, part, shape, tp], seconds per request of `batch`.
@@ -51,7 +51,7 @@ class LatencyLimits:
         if self.alone is not None:
             return np.broadcast_to(self.alone, (len(times), 1, *self.alone.shape))
         finite = np.where(np.isfinite(seconds), seconds, 1e300)
-        return np.einsum("qr,brpst->bqpst", self.weights, finite)
+        return np.asarray(np.einsum("qr,brpst->bqpst", self.weights, finite))
 
     def factor(self, share: Array) -> Array:
         """Equation 7's factor for the largest share of any limit."""
@@ -67,7 +67,7 @@ class LatencyLimits:
             return (1 + _ROUNDING) * (1 + 1e-15)
         return (1 + 1 / self.penalty) * (1 + 1e-11) if self.penalty else np.inf
 
-    def batch_factor(self, batch: Array, limits: Array) -> Array:
+    def batch_factor(self, batch: Ints, limits: Array) -> Array:
         """The factor for L(B) = B · Σ θ alone."""
         return self.factor(self.per_batch_s * batch * limits.sum(axis=1))
 

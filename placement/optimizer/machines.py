@@ -29,10 +29,10 @@ class MachineClass:
     def count(self) -> int:
         return sum(offer.count for offer in self.offers)
 
-    def rent(self) -> Iterator[Offer]:
-        """An offer for each machine, one after another."""
+    def rent(self, taken: Sequence[Offer] = ()) -> Iterator[Offer]:
+        """An offer for each machine, one after another, but for those that are taken."""
         for offer in self.offers:
-            for _ in range(offer.count):
+            for _ in range(offer.count - taken.count(offer)):
                 yield offer
 
 

@@ -34,7 +34,7 @@ def solve_program(
     program: Program, *, is_integer: bool, time_limit_s: float = np.inf
 ) -> Solution | None:
     """The best solution; None where there is none, or none was found in time."""
-    highs = highspy.Highs()
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("mip_rel_gap", 0.0)

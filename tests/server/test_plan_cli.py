@@ -118,6 +118,17 @@ def test_nothing_but_json_is_printed(cluster: Path) -> None:
     assert json.loads(ended.stdout)["gap"] == 0
 
 
+def test_a_search_of_the_papers_that_takes_too_long_is_one_line(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def solve(*_: Any, **__: Any) -> Plan:
+        raise TimeoutError
+
+    monkeypatch.setattr(optimizer, "solve_paper", solve)
+    line = refused(capsys, plan(cluster, "--solver", "paper", "--time-limit", "3s"))
+    assert "did not end within 3 s; lower --beam" in line
+
+
 @pytest.mark.usefixtures("asked")
 def test_the_answer_for_people(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(cluster) == 0
@@ -237,6 +248,7 @@ def test_formats_of_the_model_are_overridden(cluster: Path, asked: list[dict[str
         (["--objective", "cost-for-load", "--load", "-1"], "--load: must be positive"),
         (["--time-limit", "0s"], "--time-limit: must be above 0 s"),
         (["--beam", "3"], "--beam: is for --solver paper"),
+        (["--solver", "paper", "--max-price", "9"], "--max-price: is not known to the paper's"),
         (["--solver", "paper", "--beam", "0"], "--beam: must be at least 1, not 0"),
         (["--solver", "paper", "--beam", "1.5"], "--beam: '1.5' is no whole number"),
         (["--dtype", "bf61"], "--dtype: 'bf61' is not known"),
@@ -290,8 +302,10 @@ def test_a_model_that_cannot_fit_is_one_line(
 ) -> None:
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text("offers: [{gpu: T4, price_usd_per_hour: 0.4}]")
-    code = plan(cluster, model="meta-llama/Llama-3.1-70B-Instruct")
-    assert "fit" in refused(capsys, code)
+    line = refused(capsys, plan(cluster, model="Qwen/Qwen3-32B"))
+    assert line.startswith("Qwen/Qwen3-32B needs ")
+    assert " are missing; " in line
+    assert " more T4 (on_demand) would make it fit" in line
 
 
 def test_an_unknown_model_names_the_nearest(
