@@ -59,16 +59,19 @@ def _tiled_s(
     gpu: Gpu, by: MatmulCorrections, rows: Quantity, columns: Quantity, depth: Quantity
 ) -> Quantity:
     """Seconds that the best tiling computes; what parts of a split add up is written and read."""
-    m, n, k = (np.asarray(one, dtype=np.float64)[..., None] for one in (rows, columns, depth))
-    tiles = np.ceil(m / _HEIGHT) * np.ceil(n / _WIDTH) * _SPLIT
-    full = np.floor(tiles / by.num_processors)
-    rest = tiles / by.num_processors - full
+    m, n, k = (np.asarray(one, dtype=np.float64) for one in (rows, columns, depth))
+    # Tilings along a new first axis. The optimizer asks for many rows of few matrices at once.
+    inner = (slice(None), *(None,) * max(m.ndim, n.ndim, k.ndim))
+    height, width, split = _HEIGHT[inner], _WIDTH[inner], _SPLIT[inner]
+    rate = gpu.flops * by.flops_share * _tile_efficiency(by, height, width)
+    wave_s = 2.0 * height * width * by.num_processors * (k / split + by.depth_overhead) / rate
+    merge_s = np.where(split > 1, _PARTIAL_BYTES * split, 0.0) * n
+    merge_s = merge_s / (gpu.bandwidth * by.bandwidth_share)
+    waves = np.ceil(m / height) * (np.ceil(n / width) * split) / by.num_processors
+    full = np.floor(waves)
+    rest = waves - full
     waves = full + np.where(rest > 0.0, np.maximum(rest, 1.0 / by.solo_rate), 0.0)
-    work = 2.0 * _HEIGHT * _WIDTH * waves * by.num_processors * (k / _SPLIT + by.depth_overhead)
-    rate = gpu.flops * by.flops_share * _tile_efficiency(by, _HEIGHT, _WIDTH)
-    merged = np.where(_SPLIT > 1, _PARTIAL_BYTES * _SPLIT, 0.0) * m * n
-    seconds: Array = work / rate + merged / (gpu.bandwidth * by.bandwidth_share)
-    best: Array = seconds.min(axis=-1)
+    best: Array = (waves * wave_s + m * merge_s).min(axis=0)
     return best
 
 
