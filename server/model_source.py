@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
+    EntryNotFoundError,
     GatedRepoError,
     HFValidationError,
     HTTPError,
@@ -25,7 +26,13 @@ from server.bounded_call import call_within
 from server.demo_model import DEMO_MODEL_NAME, ensure_demo_model
 from server.model_cache import ModelUnavailable, Progress, silent
 
-__all__ = ["ModelUnavailable", "ResolvedModel", "check_model_folder", "resolve_model"]
+__all__ = [
+    "ModelUnavailable",
+    "ResolvedModel",
+    "check_model_folder",
+    "hub_config",
+    "resolve_model",
+]
 
 HUB_ANSWERS_WITHIN_S: Final = 5.0
 
@@ -88,6 +95,41 @@ def resolve_model(
     path = _from_hub(model, revision, token, progress)
     check_model_folder(path)
     return ResolvedModel(path, name or model, is_demo=False)
+
+
+def hub_config(model: str) -> Path:
+    """The config.json of a model on the hub, or in the hub's cache where it does not answer.
+
+    HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured. Raises ModelUnavailable, within
+    seconds if the hub does not answer.
+    """
+    _check_hub_name(model, Path(model).expanduser())
+    ask = partial(hf_hub_download, model, "config.json", etag_timeout=HUB_ANSWERS_WITHIN_S)
+    try:
+        if not constants.is_offline_mode():
+            return Path(call_within(HUB_ANSWERS_WITHIN_S, ask))
+        why = "HF_HUB_OFFLINE is set"
+    except GatedRepoError as error:
+        raise ModelUnavailable(
+            f"{model} is gated: accept its terms on {constants.ENDPOINT}/{model} and set HF_TOKEN, "
+            "or give a folder that holds its config.json."
+        ) from error
+    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+        if not isinstance(error, LocalEntryNotFoundError):
+            raise ModelUnavailable(
+                f"There is no {model} with a config.json on {constants.ENDPOINT} (a private one "
+                "needs HF_TOKEN), and no such folder here."
+            ) from error
+        why = _first_line(error)
+    except (HTTPError, OSError) as error:
+        why = _first_line(error)
+    try:
+        return Path(hf_hub_download(model, "config.json", local_files_only=True))
+    except LocalEntryNotFoundError as error:
+        raise ModelUnavailable(
+            f"Cannot get the config.json of {model} from {constants.ENDPOINT} ({why}), and it is "
+            "not in the hub's cache on this machine. Give a folder that holds it."
+        ) from error
 
 
 def check_model_folder(folder: Path) -> None:
