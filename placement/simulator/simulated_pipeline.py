@@ -47,27 +47,28 @@ def simulated_pipeline(
     estimator: Estimator,
     stages: Sequence[Stage],
     *,
+    max_num_seqs: int | None = None,
     block_size: int = 16,
     spread_over_stages: bool = False,
 ) -> SimulatedPipeline:
     """The pipeline that an estimate is of, with the estimate's memory and limits.
 
-    spread_over_stages: give each step at most its equal share of the seats.
+    max_num_seqs: requests in flight, by default the estimator's largest batch.
+    spread_over_stages: give each step at most its equal share of them.
     Raises Infeasible if the weights do not fit or leave no room for KV.
     """
     fidelity = estimator.fidelity
     num_blocks = math.floor(num_kv_tokens(estimator, stages) / block_size)
     if num_blocks < 1:
         raise Infeasible("the weights leave no room for the KV cache")
+    seats = max_num_seqs or max(1, estimator.max_batch(stages))
     return SimulatedPipeline(
         stages=tuple(stage_times(estimator, stages)),
         num_kv_blocks=num_blocks,
         block_size=block_size,
-        max_num_seqs=fidelity.max_batch,
+        max_num_seqs=seats,
         max_num_batched_tokens=fidelity.max_tokens_per_pass,
-        max_seqs_per_step=(
-            math.ceil(fidelity.max_batch / len(stages)) if spread_over_stages else None
-        ),
+        max_seqs_per_step=math.ceil(seats / len(stages)) if spread_over_stages else None,
     )
 
 
@@ -76,8 +77,7 @@ def num_kv_tokens(estimator: Estimator, stages: Sequence[Stage]) -> float:
 
     With sliding windows a token takes what it takes on average in a sequence of the workload.
     """
-    model, workload = estimator.model, estimator.workload
-    length = workload.input_tokens + workload.output_tokens
+    model, length = estimator.model, estimator.workload.mean_held_tokens
     share = model.cached_tokens(length) / length
     limits = []
     for index, stage in enumerate(stages):
