@@ -64,9 +64,10 @@ class EntryPrice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """bindings: of each pipeline. one_more, one_less: with a machine more or less of each offer, best
-    first; the latter are the runner-ups: the best fleets that leave out a machine of this one.
-    is_whole: whether there was time for all."""
+    """bindings: of each pipeline. one_more, one_less: with a machine more or less of each offer,
+    best first; the latter are the runner-ups: the best fleets that leave out a machine of this one.
+    is_whole: whether there was time for all.
+    """
 
     bindings: tuple[Binding, ...]
     one_more: tuple[Change, ...]

@@ -58,14 +58,16 @@ class Pass:
 class Operation:
     """One operation on one of `tp` GPUs.
 
-    name: of table 2. flops, bytes: of this GPU's share. shape: (m, n, k) of a matrix product, one
-    per matrix product that the operation is, else None.
+    name: of table 2. flops, bytes: of this GPU's share. shape: (m, n, k) if the operation is one
+    matrix product. heads: (query heads, KV heads, size of a head) on this GPU if it is attention
+    over keys and values.
     """
 
     name: str
     flops: Quantity
     bytes: Quantity
     shape: tuple[Quantity, float, float] | None = None
+    heads: tuple[float, float, int] | None = None
 
 
 class OperationTime(Protocol):
@@ -186,7 +188,8 @@ def _matmul(
 
 def _attention_operations(model: ModelSpec, tp: int, work: Pass) -> list[Operation]:
     tokens, query = work.num_tokens, model.query_size
-    kv_width = -(-model.num_kv_heads // tp) * model.head_dim
+    kv_heads = -(-model.num_kv_heads // tp)
+    kv_width = kv_heads * model.head_dim
     sizes = {"activation_bytes": model.activation_bytes, "weight_bytes": model.weight_bytes}
     return [
         _matmul("qkv", tokens, model.hidden_size, query / tp + 2 * kv_width, **sizes),
@@ -195,6 +198,7 @@ def _attention_operations(model: ModelSpec, tp: int, work: Pass) -> list[Operati
             flops=4 * work.attention_pairs * query / tp,
             bytes=tokens * query / tp * model.activation_bytes
             + 2 * work.kv_tokens * kv_width * model.kv_bytes,
+            heads=(model.num_heads / tp, kv_heads, model.head_dim),
         ),
         _matmul("output", tokens, query / tp, model.hidden_size, **sizes),
     ]

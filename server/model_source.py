@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils import validate_repo_id
 
 from server.bounded_call import call_within
@@ -104,6 +105,7 @@ def hub_config(model: str) -> Path:
     seconds if the hub does not answer.
     """
     _check_hub_name(model, Path(model).expanduser())
+    hub_logging.set_verbosity_error()  # it tells of each retry
     ask = partial(hf_hub_download, model, "config.json", etag_timeout=HUB_ANSWERS_WITHIN_S)
     try:
         if not constants.is_offline_mode():

@@ -114,7 +114,7 @@ def read_catalogue(flags: Flags) -> Catalogue:
 def read_model(flags: Flags) -> ModelSpec:
     """The model: of a folder or file, of the catalogue, or of the hub. Raises InvalidInput."""
     name = str(flags["model"])
-    formats = {
+    formats: dict[str, Any] = {
         "dtype": flags.get("dtype") or "auto",
         "quantization": flags.get("quantization"),
         "kv_cache_dtype": flags.get("kv_cache_dtype") or "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from placement.estimator import StageEstimate
@@ -11,17 +12,24 @@ from placement.plan import Plan, PlannedPipeline
 
 
 def plan_answer(plan: Plan) -> dict[str, Any]:
-    """`plan --json`. objective: the value of what was optimised, in the unit of bound."""
+    """`plan --json`. objective: the value of what was optimised, in the unit of bound.
+
+    bound, gap: null where a heuristic knows none.
+    """
     return {
         "pipelines": [pipeline_answer(pipeline) for pipeline in plan.pipelines],
         "throughput_rps": plan.throughput_rps,
         "price_usd_per_hour": plan.price_usd_per_hour,
         "objective": plan.value,
-        "bound": plan.bound,
-        "gap": plan.gap,
+        "bound": _finite(plan.bound),
+        "gap": _finite(plan.gap),
         "solve_s": plan.solve_s,
         "solver": plan.solver,
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def pipeline_answer(pipeline: PlannedPipeline) -> dict[str, Any]:

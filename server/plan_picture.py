@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -19,6 +23,7 @@ from placement.workload import Workload
 
 _GB = 1e9
 _WIDTH = 24
+_MIN_WIDTH, _NO_WIDTH = 140, 10_000
 _WORDS = {
     "throughput-per-dollar": "requests per dollar",
     "throughput": "requests per second",
@@ -41,17 +46,22 @@ _ASCII = _Blocks("#", "=", ".", "<")
 
 
 def printer(stream: TextIO | None = None) -> Console:
-    """A console that keeps each row on one line, also where the output has no width."""
+    """A console that keeps each row on one line, also where the output is narrow or has no width,
+    and that writes in place of what the output cannot show."""
     out = stream or sys.stdout
-    return Console(file=out, highlight=False, soft_wrap=True, width=None if out.isatty() else 200)
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="replace")
+    console = Console(file=out, highlight=False, soft_wrap=True)
+    console.width = max(console.width, _MIN_WIDTH) if out.isatty() else _NO_WIDTH
+    return console
 
 
 def plan_view(plan: Plan, model: ModelSpec, workload: Workload, console: Console) -> Group:
     """Table, picture and summary of a plan."""
     blocks = _blocks(console)
     parts: list[RenderableType] = [_heading(plan, model, workload), "", _table(plan), ""]
-    for number, pipeline in enumerate(plan.pipelines, start=1):
-        parts += [_picture(number, pipeline, blocks), ""]
+    for name, pipeline in _alike(plan.pipelines):
+        parts += [_picture(name, pipeline, blocks), ""]
     return Group(*parts, _legend(blocks), "", *summary(plan, workload))
 
 
@@ -88,10 +98,9 @@ def usd_per_million_tokens(plan: Plan, workload: Workload) -> float:
 def explanation_view(explanation: Explanation, plan: Plan) -> Group:
     """`--explain`: what holds the plan back, the runner-ups, and what would change the answer."""
     parts: list[RenderableType] = [Text("What holds each pipeline back", style="bold")]
-    for number, (pipeline, one) in enumerate(
-        zip(plan.pipelines, explanation.bindings, strict=True), start=1
-    ):
-        parts.append(f"  pipeline {number}: {_binding(one, pipeline)}")
+    bindings = dict(zip(plan.pipelines, explanation.bindings, strict=True))
+    for name, pipeline in _alike(plan.pipelines):
+        parts.append(f"  {name}: {_binding(bindings[pipeline], pipeline)}")
     objective = plan.goal.objective
     for title, changes in (
         ("Runner-ups: the best fleets with a machine less of", explanation.one_less),
@@ -123,16 +132,16 @@ def _table(plan: Plan) -> Table:
         table.add_column(title, no_wrap=True)
     for title in ("GPUS", "LAYERS", "PREFILL S", "DECODE S", "WEIGHTS GB", "KV GB", "FREE GB"):
         table.add_column(title, justify="right", no_wrap=True)
-    for number, pipeline in enumerate(plan.pipelines, start=1):
+    for name, pipeline in _alike(plan.pipelines):
         for index, one in enumerate(pipeline.estimate.stages, start=1):
             stage = one.stage
             offer = pipeline.offers[stage.node]
             table.add_row(
-                str(number) if index == 1 else "",
+                name.partition(" ")[2] if index == 1 else "",
                 str(index),
-                f"{stage.shape.name} #{stage.node + 1}",
+                stage.shape.name + (f" #{stage.node + 1}" if len(pipeline.offers) > 1 else ""),
                 offer.market + (f" {offer.zone}" if offer.zone else ""),
-                f"{stage.tp} × {stage.shape.gpu.name}",
+                f"{stage.tp}x {stage.shape.gpu.name}",
                 str(stage.num_layers),
                 f"{one.prefill_s:.2f}",
                 f"{one.decode_s:.2f}",
@@ -143,23 +152,37 @@ def _table(plan: Plan) -> Table:
     return table
 
 
-def _picture(number: int, pipeline: PlannedPipeline, blocks: _Blocks) -> Group:
+def _alike(pipelines: Sequence[PlannedPipeline]) -> list[tuple[str, PlannedPipeline]]:
+    """Runs of equal pipelines, with their numbers: `pipeline 1`, `pipelines 2 to 4`."""
+    found = []
+    number = 1
+    for pipeline, equal in itertools.groupby(pipelines):
+        count = len(list(equal))
+        name = f"pipelines {number} to {number + count - 1}" if count > 1 else f"pipeline {number}"
+        found.append((name, pipeline))
+        number += count
+    return found
+
+
+def _picture(name: str, pipeline: PlannedPipeline, blocks: _Blocks) -> Group:
     estimate = pipeline.estimate
     stages = estimate.stages
+    of_each = "each: " if name.startswith("pipelines") else ""
     title = Text.assemble(
-        (f"pipeline {number}", "bold"),
-        f"  {estimate.batch} requests in flight, {estimate.throughput_rps:.3f} requests/s, "
-        f"{estimate.latency_s:.1f} s each, ${pipeline.price_usd_per_hour:.2f} an hour",
+        (name, "bold"),
+        f": {of_each}{estimate.batch} requests in flight, {estimate.throughput_rps:.3f} "
+        f"requests/s, {estimate.latency_s:.1f} s a request, "
+        f"${pipeline.price_usd_per_hour:.2f} an hour",
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("", "LAYERS", "MEMORY", "PREFILL", "DECODE"):
-        table.add_column(name, no_wrap=True)
+    for column in ("", "LAYERS", "MEMORY", "PREFILL", "DECODE"):
+        table.add_column(column, no_wrap=True)
     most_layers = max(one.stage.num_layers for one in stages)
     slowest = [max(map(seconds_of, stages)) for seconds_of in _PHASES]
     for index, one in enumerate(stages, start=1):
         stage = one.stage
         table.add_row(
-            f"  {index} {stage.tp} × {stage.shape.gpu.name}",
+            f"  {index} {stage.tp}x {stage.shape.gpu.name}",
             _bar(stage.num_layers / most_layers, blocks, "cyan", width=12)
             + f" {stage.num_layers:>3}",
             _memory(one, blocks),
@@ -209,8 +232,8 @@ def _legend(blocks: _Blocks) -> Text:
 
 
 def _bound(plan: Plan) -> str:
-    if plan.solver == "paper":
-        return "a heuristic: no bound is known" if plan.gap > 0 else "proven optimal"
+    if not math.isfinite(plan.bound):
+        return "a heuristic's answer: no bound is known"
     if plan.gap <= 1e-6:
         return "proven optimal"
     better = "below" if plan.goal.objective == "cost-for-load" else "above"
@@ -229,7 +252,7 @@ def _binding(one: Binding, pipeline: PlannedPipeline) -> str:
 
     def name(index: int) -> str:
         stage = stages[index].stage
-        return f"stage {index + 1} ({stage.tp} × {stage.shape.gpu.name})"
+        return f"stage {index + 1} ({stage.tp}x {stage.shape.gpu.name})"
 
     limit = {
         "memory": f"memory of {name(one.memory_stage)} limits the batch",
@@ -262,14 +285,14 @@ def _changes(changes: Sequence[Change], objective: Objective) -> Table:
 
 
 def machines(plan: Plan) -> str:
-    """What a plan rents: `3 g6.12xlarge, 1 g5.12xlarge`, pipelines apart."""
-    found = []
+    """What a plan rents, by pipelines: `2 × (g6.12xlarge + g5.12xlarge), 4 × g6e.xlarge`."""
+    fleets: Counter[str] = Counter()
     for pipeline in plan.pipelines:
-        counts: dict[str, int] = {}
-        for offer in pipeline.offers:
-            counts[offer.shape.name] = counts.get(offer.shape.name, 0) + 1
-        found.append(" + ".join(f"{count} {name}" for name, count in counts.items()))
-    return " | ".join(found)
+        rented = Counter(offer.shape.name for offer in pipeline.offers)
+        names = [name if num == 1 else f"{num} {name}" for name, num in sorted(rented.items())]
+        together = " + ".join(names)
+        fleets[f"({together})" if pipeline.offers[1:] else together] += 1
+    return ", ".join(name if num == 1 else f"{num}x {name}" for name, num in fleets.items())
 
 
 def _entry(one: EntryPrice) -> str:
