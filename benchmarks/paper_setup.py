@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import gzip
 import random
+from dataclasses import replace
 from functools import cache
 
 from benchmarks.record import ROOT
 from placement.catalogue import shipped_catalogue
+from placement.corrections import CALIBRATED
 from placement.estimator import Estimator, Fidelity
 from placement.hardware import Offer
 from placement.model import ModelSpec
 from placement.model_catalogue import find_model
-from placement.roofline import EngineTraits
 from placement.simulator.run import SimulatedRequest
 from placement.workload import WORKLOADS, Workload
 
@@ -28,15 +29,8 @@ AZURE = WORKLOADS["azure-conv"]
 EQUAL = Workload(name="equal", input_tokens=763, output_tokens=232)
 TRACE = ROOT / "benchmarks" / "data" / "azure_llm_2023_conv.csv.gz"
 
-# vLLM's defaults where it has some; 2,048 tokens per step is that of its server on such GPUs.
-ENGINE = Fidelity(
-    name="engine",
-    reading="continuous",
-    traits=EngineTraits(),
-    usable_memory=0.9,
-    reserved_bytes=0.5e9,
-    max_tokens_per_pass=2048,
-)
+# Tokens per step: the default of vLLM's server on such GPUs.
+ENGINE = replace(CALIBRATED, max_tokens_per_pass=2048)
 
 
 @cache

@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from placement.optimizer import solve, solve_paper
-
 from benchmarks.paper_setup import (
     CLUSTER,
     ENGINE,
@@ -43,6 +41,7 @@ from benchmarks.placement_baselines import (
 from benchmarks.record import percentile, save, table
 from placement.estimator import Estimator, Stage
 from placement.hardware import Offer
+from placement.optimizer import solve, solve_paper
 from placement.plan import Goal, Plan, PlannedPipeline
 from placement.simulator.fleet import simulate_fleet
 from placement.simulator.run import RequestTimes, SimulatedRequest

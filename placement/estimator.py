@@ -211,15 +211,28 @@ class Estimator:
             num_tokens=prompts.num_tokens + decode.num_tokens,
             logit_rows=prompts.logit_rows + decode.logit_rows,
         )
-        one = 1.0 + 0 * batch
-        attention_s = self.operation_times_s(kind, decode)["attention"]
-        decode_times = self._phase_times(kind, decode, one)
-        mixed_times = self._phase_times(kind, mixed, one)
-        mixed_times = replace(mixed_times, layer_s=mixed_times.layer_s + attention_s)
-        added = _combine(
-            lambda mixed, decode: groups.num_mixed * (mixed - decode), mixed_times, decode_times
+        decode_s = self._pass_times(kind, decode, self.attention_s(kind, decode))
+        mixed_s = self._pass_times(
+            kind, mixed, self.attention_s(kind, decode) + self.attention_s(kind, prompts)
         )
-        return decode_times, added
+        added_s = _combine(
+            lambda mixed, decode: groups.num_mixed * (mixed - decode), mixed_s, decode_s
+        )
+        return decode_s, added_s
+
+    def attention_s(self, kind: StageKind, work: Pass) -> Quantity:
+        """Seconds of one layer's attention for one pass."""
+        operations = layer_operations(self.model, kind.tp, work)
+        attention = next(one for one in operations if one.name == "attention")
+        return self.fidelity.operation_time(attention, work, kind.shape.gpu)
+
+    def other_operations_s(self, kind: StageKind, work: Pass) -> Quantity:
+        """Seconds of all the rest of one layer for one pass: it depends on the tokens alone."""
+        seconds = all_reduce_s(self.model, kind.tp, work, kind.shape.intra)
+        for operation in layer_operations(self.model, kind.tp, work):
+            if operation.name != "attention":
+                seconds = seconds + self.fidelity.operation_time(operation, work, kind.shape.gpu)
+        return seconds
 
     def operation_times_s(self, kind: StageKind, work: Pass) -> dict[str, Quantity]:
         """Seconds of one layer for one pass, by operation, `all_reduce` among them."""
@@ -347,11 +360,17 @@ class Estimator:
         return float(total[0])
 
     def _phase_times(self, kind: StageKind, work: Pass, num_passes: Array) -> PhaseTimes:
+        times = self._pass_times(kind, work, self.attention_s(kind, work))
+        return _combine(lambda one: num_passes * one, times)
+
+    def _pass_times(self, kind: StageKind, work: Pass, attention_s: Quantity) -> PhaseTimes:
+        """Of one pass, its attention given."""
+        none = 0.0 * np.asarray(work.num_tokens)
         return PhaseTimes(
-            layer_s=num_passes * sum(self.operation_times_s(kind, work).values()),
-            logits_s=num_passes * self.logits_s(kind, work),
-            near_s=num_passes * hop_s(self.model, work, kind.shape.intra),
-            far_s=num_passes * hop_s(self.model, work, kind.shape.inter),
+            layer_s=none + self.other_operations_s(kind, work) + attention_s,
+            logits_s=none + self.logits_s(kind, work),
+            near_s=none + hop_s(self.model, work, kind.shape.intra),
+            far_s=none + hop_s(self.model, work, kind.shape.inter),
         )
 
     def _stage_memory(self, kind: StageKind) -> StageMemory:

@@ -20,11 +20,9 @@ import numpy as np
 from placement.estimator import Estimator, Stage, StageKind
 from placement.roofline import (
     Array,
-    OperationTime,
     Pass,
     Quantity,
     hop_s,
-    layer_operations,
     prefill_pass,
 )
 from placement.simulator.step_time import StepWork
@@ -78,9 +76,7 @@ class LayerTime:
     def fixed_s(self, is_prefill: bool) -> Array:
         """By the number of tokens, from 0 on: all of a layer but its attention."""
         work = _tokens(self._estimator, is_prefill)
-        times = self._estimator.operation_times_s(self._kind, work)
-        seconds = sum(time for name, time in times.items() if name != "attention")
-        return _from_zero(seconds, work)
+        return _from_zero(self._estimator.other_operations_s(self._kind, work), work)
 
     def decode_attention_s(self, num_seqs: int, context_tokens: int) -> float:
         row = self._decode_rows.get(num_seqs)
@@ -95,14 +91,15 @@ class LayerTime:
     def prefill_attention_s(self, work: StepWork) -> float:
         if self._last_prefill is not None and self._last_prefill[0] is work:
             return self._last_prefill[1]
-        seconds = self._attention_s(
+        seconds = self._estimator.attention_s(
+            self._kind,
             Pass(
                 num_tokens=float(work.num_prefill_tokens),
                 attention_pairs=self._pairs(work),
                 kv_tokens=float(work.prefill_context_tokens),
                 logit_rows=0.0,
                 is_prefill=True,
-            )
+            ),
         )
         self._last_prefill = (work, float(seconds))
         return float(seconds)
@@ -116,14 +113,8 @@ class LayerTime:
             logit_rows=float(num_seqs),
             is_prefill=False,
         )
-        row: list[float] = np.asarray(self._attention_s(work)).tolist()
+        row: list[float] = np.asarray(self._estimator.attention_s(self._kind, work)).tolist()
         return row
-
-    def _attention_s(self, work: Pass) -> Quantity:
-        time: OperationTime = self._estimator.fidelity.operation_time
-        operations = layer_operations(self._estimator.model, self._kind.tp, work)
-        attention = next(one for one in operations if one.name == "attention")
-        return time(attention, work, self._kind.shape.gpu)
 
     def _pairs(self, work: StepWork) -> float:
         """What the estimator would count for prompts of this mean length (exact for whole ones)."""
