@@ -4,10 +4,10 @@ None of them is the system itself: each keeps the rule that the paper says decid
 All see the same machines, choose among the same TP degrees inside a machine (where the original
 chooses), give a machine to one pipeline only, and count memory by the same estimator.
 
-- vLLM-like: all machines of a GPU type are one pipeline, a machine a stage (TP over its GPUs), layers
-  split evenly (`get_pp_indices`).
-- AlpaServe-like: machines of a GPU type in equal groups, as many as hold the model (it replicates for
-  its SLO), layers so that the slowest stage is fastest, TP for the lowest latency of one request.
+- vLLM-like: all machines of a GPU type are one pipeline, a machine a stage (TP over its GPUs),
+  layers split evenly (`get_pp_indices`).
+- AlpaServe-like: machines of a GPU type in equal groups, as many as hold the model (it replicates
+  for its SLO), layers so that the slowest stage is fastest, TP for the lowest latency of a request.
 - HexGen-like: pipelines of any machines, each machine cut into stages of one TP degree, layers
   proportional to a stage's memory, searched by mutation from heterogeneous groups: the highest
   throughput of all that were seen, by the estimator that our planner uses. (By the paper's reading

@@ -2,11 +2,11 @@
 
 The planners: ours (most throughput, and most throughput per dollar), the paper's dynamic program,
 and three after the systems that it compares with (`benchmarks.placement_baselines`). Every fleet is
-simulated by the same engine: up to as many requests in flight as its memory holds on average, shared
-out by weighted round robin.
+simulated by the same engine: up to as many requests in flight as its memory holds on average,
+shared out by weighted round robin.
 
-- offline: the trace's first 5 minutes (70B, 1,309 requests) or 20 (32B, 5,299), all there at once, as
-  in section 7.1.2: requests over the time until the last one ends; and the rate while all
+- offline: the trace's first 5 minutes (70B, 1,309 requests) or 20 (32B, 5,299), all there at once,
+  as in section 7.1.2: requests over the time until the last one ends; and the rate while all
   pipelines have requests waiting.
 - online: the first 3 minutes (70B) or 9 (32B) stretched to 15, as in section 7.1.3.
 
@@ -19,7 +19,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.paper_setup import (
@@ -49,6 +48,7 @@ from placement.simulator.run import RequestTimes, SimulatedRequest
 OFFLINE_MINUTES = {"70B": 5.0, "32B": 20.0}
 ONLINE_MINUTES = {"70B": 3.0, "32B": 9.0}
 ONLINE_WINDOW_MINUTES = 15.0
+_RATES = ("estimated_rps", "paced_rps", "saturated_rps", "offline_rps")
 # Figure 9: requests per second, and ours over theirs.
 PAPER_RPS = {
     "70B": {"paper": 1.53, "HexGen-like": 1.31, "AlpaServe-like": 1.08, "vLLM-like": 1.07},
@@ -56,22 +56,18 @@ PAPER_RPS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planner:
-    """make: the placement for a cluster, by the planner's own estimator."""
-
-    name: str
-    make: Callable[[Sequence[Offer], Estimator], Placement]
+# The placement for a cluster. The estimator is the judge's; who plans by another makes it of that.
+Planner = Callable[[Sequence[Offer], Estimator], Placement]
 
 
-def _solved(objective: str) -> Callable[[Sequence[Offer], Estimator], Placement]:
+def _solved(objective: str) -> Planner:
     def make(offers: Sequence[Offer], estimator: Estimator) -> Placement:
         return _placement(solve(offers, estimator, Goal(objective=objective)))  # type: ignore[arg-type]
 
     return make
 
 
-def _by_paper(beam: int) -> Callable[[Sequence[Offer], Estimator], Placement]:
+def _by_paper(beam: int) -> Planner:
     def make(offers: Sequence[Offer], estimator: Estimator) -> Placement:
         goal = Goal(objective="throughput-per-dollar")
         return _placement(solve_paper(offers, paper_estimator(estimator), goal, beam_width=beam))
@@ -83,14 +79,14 @@ def _placement(plan: Plan) -> Placement:
     return Placement(pipelines=tuple(one.stages for one in plan.pipelines))
 
 
-PLANNERS = (
-    Planner(name="ours", make=_solved("throughput")),
-    Planner(name="ours per dollar", make=_solved("throughput-per-dollar")),
-    Planner(name="paper", make=_by_paper(8)),
-    Planner(name="HexGen-like", make=lambda offers, e: hexgen_like(offers, e)),
-    Planner(name="AlpaServe-like", make=lambda offers, e: alpaserve_like(offers, paper_estimator(e))),
-    Planner(name="vLLM-like", make=lambda offers, e: vllm_like(offers, paper_estimator(e))),
-)  # fmt: skip
+PLANNERS = {
+    "ours": _solved("throughput"),
+    "ours per dollar": _solved("throughput-per-dollar"),
+    "paper": _by_paper(8),
+    "HexGen-like": hexgen_like,
+    "AlpaServe-like": lambda offers, judge: alpaserve_like(offers, paper_estimator(judge)),
+    "vLLM-like": lambda offers, judge: vllm_like(offers, paper_estimator(judge)),
+}
 
 
 def planned(
@@ -110,11 +106,11 @@ def planned(
     ]
 
 
-def judge(name: str, planner: Planner, minutes: float) -> dict[str, Any]:
+def judge(name: str, planner: str, minutes: float) -> dict[str, Any]:
     """One planner's fleet for one model. minutes: of the trace, as a share of the paper's."""
     judge_, cluster = estimator(name), offers()
     started = time.perf_counter()
-    placement = planner.make(cluster, judge_)
+    placement = PLANNERS[planner](cluster, judge_)
     solve_s = time.perf_counter() - started
     fleet = planned(placement, judge_, cluster)
     paced = [
@@ -127,7 +123,7 @@ def judge(name: str, planner: Planner, minutes: float) -> dict[str, Any]:
     price = sum(one.price_usd_per_hour for one in fleet)
     return {
         "model": name,
-        "planner": planner.name,
+        "planner": planner,
         "solve_s": solve_s,
         "skipped": list(placement.skipped),
         "price_usd_per_hour": price,
@@ -197,10 +193,7 @@ def report(results: Sequence[dict[str, Any]]) -> str:
                 [
                     [
                         one["planner"],
-                        *(
-                            f"{one[key]:.2f}"
-                            for key in ("estimated_rps", "paced_rps", "saturated_rps", "offline_rps")
-                        ),
+                        *(f"{one[key]:.2f}" for key in _RATES),
                         f"{ours / one['offline_rps']:.2f}",
                         _in_paper(name, one["planner"]),
                         f"{one['price_usd_per_hour']:.2f}",
@@ -261,9 +254,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = []
     for name in MODELS:
         for planner in PLANNERS:
-            if arguments.only is None or arguments.only in planner.name:
+            if arguments.only is None or arguments.only in planner:
                 results.append(judge(name, planner, share))
-                print(f"{name} {planner.name}", file=sys.stderr, flush=True)
+                print(f"{name} {planner}", file=sys.stderr, flush=True)
     print(report(results))
     if not arguments.quick and arguments.only is None:
         parameters = {"cluster": CLUSTER, "fidelity": ENGINE.name}

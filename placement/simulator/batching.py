@@ -200,10 +200,11 @@ class ContinuousBatcher:
         index = 0
         while index < len(running) and budget and len(num_new_tokens) < self.max_seqs_per_step:
             sequence = running[index]
-            num_new = min(len(sequence.token_ids) - sequence.num_computed, budget)
+            num_new = len(sequence.token_ids) - sequence.num_computed
             if not num_new:  # Its next token is under way in another step.
                 index += 1
                 continue
+            num_new = min(num_new, budget)
             while not self._hold(sequence, sequence.num_computed + num_new):
                 has_preempted = True
                 victim = max(running, key=lambda s: s.rank)
