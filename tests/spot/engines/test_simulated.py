@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from placement.simulator.run import SimulatedRequest, simulate
+from placement.simulator.simulated_pipeline import SimulatedPipeline, simulated_pipeline
 from placement.simulator.step_time import LinearStepTime, StepWork
 from spot.engines.hash_model import HashModel, RollingModel, TokenModel
-from spot.engines.simulated import SimulatedEngine
+from spot.engines.simulated import SimulatedEngine, planned_engine
 from spot.errors import ContextLengthExceeded, EngineFailed, EngineUnavailable
 from spot.generation import Generation, SamplingParams, TokenDelta
 from spot.virtual_time import VirtualLoop, run_virtual
+from tests.placement.simulator import test_fleet
 from tests.sink import Sink
 
 pytestmark = pytest.mark.anyio
@@ -397,6 +400,44 @@ async def test_the_card_says_what_it_is() -> None:
         card = await running.wait_ready()
         assert (card.engine, card.resume) == ("simulated", "exact")
         assert (card.block_size, card.num_kv_blocks, card.max_num_seqs) == (8, 1000, 4)
+
+
+async def test_it_takes_the_times_of_the_runner_without_an_event_loop() -> None:
+    requests = [
+        SimulatedRequest(0.03 * index * (index % 3), 5 + 37 * index % 90, 1 + 11 * index % 40)
+        for index in range(40)
+    ]
+    limits = {"num_kv_blocks": 30, "max_num_seqs": 6, "max_num_batched_tokens": 64}
+    pure = simulate(SimulatedPipeline(stages=(TIME, FLAT, TIME), **limits), requests)
+    async with engine(TIME, FLAT, TIME, max_model_len=480, **limits) as running:
+        sinks: dict[SimulatedRequest, TimedSink] = {}
+        for index, request in sorted(enumerate(requests), key=lambda pair: pair[1].arrival_s):
+            if request.arrival_s > anyio.current_time():
+                await anyio.sleep_until(request.arrival_s)
+            name, lengths = str(index), (request.input_tokens, request.output_tokens)
+            sinks[request] = submit(running, name, *lengths)
+        for sink in sinks.values():
+            await sink.ended()
+        assert pure.num_preemptions == running.stats.num_preemptions > 0
+    for times in pure.requests:
+        sink = sinks[times.request]
+        assert sink.times_s[0] == pytest.approx(times.ttft_s)
+        assert sink.times_s[-1] == pytest.approx(times.latency_s)
+
+
+async def test_a_planned_pipeline_has_the_memory_and_the_times_of_its_estimate() -> None:
+    estimator = test_fleet.JUDGE
+    stages = test_fleet.TWO.stages
+    async with planned_engine(estimator, stages, RollingModel(1000, 0)) as running:
+        card = running.card
+        assert card.max_num_seqs == estimator.max_batch(stages)
+        sink = submit(running, "a", 100, 20)
+        await sink.ended()
+    expected = simulate(
+        simulated_pipeline(estimator, stages), [SimulatedRequest(0.0, 100, 20)]
+    ).requests[0]
+    assert sink.times_s[0] == pytest.approx(expected.ttft_s)
+    assert sink.times_s[-1] == pytest.approx(expected.latency_s)
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
