@@ -6,6 +6,8 @@ Azure trace, and all equal with the same mean lengths. Per reading: the median o
 simulated requests per second, the mean absolute error, and whether it ranks pipelines alike
 (Kendall's τ, Spearman's ρ).
 
+And with how many seats a pipeline serves most: shares of what its KV cache holds on average.
+
     python -m benchmarks.placement_formulas
 """
 
@@ -33,6 +35,7 @@ from placement.workload import Workload
 _DEPTHS = (1, 2, 2, 3, 3, 4, 4, 5, 6, 8)
 _CUTS = ("even", "by memory", "by speed", "by speed", "at random")
 _MIN_BATCH = 8
+SEAT_SHARES = (None, 1.05, 1.0, 0.95, 0.9, 0.85)
 
 
 def kinds() -> list[StageKind]:
@@ -161,6 +164,57 @@ def _requests(workload: Workload, num: int, rng: random.Random) -> list[Simulate
     return [SimulatedRequest(0.0, workload.input_tokens, workload.output_tokens)] * num
 
 
+def judge_seats(name: str, num_pipelines: int, seed: int) -> list[dict[str, Any]]:
+    """Saturated throughput on the trace, by seats as a share of what the KV cache holds on average.
+
+    None: no limit but memory.
+    """
+    rng = random.Random(seed)
+    judge_ = estimator(name)
+    results = []
+    while len(results) < num_pipelines:
+        _, stages = draw_pipeline(judge_, rng)
+        pipeline = simulated_pipeline(judge_, stages)
+        held = pipeline.num_kv_tokens / judge_.workload.mean_held_tokens
+        if held > judge_.fidelity.max_batch:
+            continue
+        requests = drawn(round(6 * held) + 200, random.Random(len(results)))
+        by_share = []
+        for share in SEAT_SHARES:
+            seats = len(requests) if share is None else max(1, round(share * held))
+            found = simulate(replace(pipeline, max_num_seqs=seats), requests)
+            by_share.append(
+                {
+                    "share": share,
+                    "saturated_rps": found.saturated_rps(),
+                    "preemptions_per_request": found.num_preemptions / len(requests),
+                }
+            )
+        results.append({"model": name, "depth": len(stages), "held": held, "seats": by_share})
+        print(".", end="", flush=True, file=sys.stderr)
+    return results
+
+
+def report_seats(results: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for index, share in enumerate(SEAT_SHARES):
+        gains = [one["seats"][index]["saturated_rps"] / _unlimited(one) for one in results]
+        preempted = [one["seats"][index]["preemptions_per_request"] for one in results]
+        rows.append(
+            [
+                "no limit" if share is None else f"{share:.0%}",
+                f"{median(gains):.2f}",
+                f"{min(gains):.2f} to {max(gains):.2f}",
+                f"{sum(preempted) / len(preempted):.2f}",
+            ]
+        )
+    return table(["seats", "throughput", "of all pipelines", "preemptions/request"], rows)
+
+
+def _unlimited(one: dict[str, Any]) -> float:
+    return float(one["seats"][0]["saturated_rps"])
+
+
 def agreement(entries: Sequence[dict[str, Any]], reading: str) -> dict[str, float]:
     """How one reading compares with the simulator."""
     pairs = [(one["estimated_rps"][reading], one["simulated_rps"]) for one in entries]
@@ -238,10 +292,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = [one for name in MODELS for one in judge(name, num, arguments.seed)]
     rows = summary(results)
     print(report(rows))
+    seats = [one for name in MODELS for one in judge_seats(name, num // 3, arguments.seed)]
+    print(report_seats(seats))
     if not arguments.quick:
         parameters = {"seed": arguments.seed, "num": num, "fidelity": ENGINE.name}
-        results_ = {"summary": rows, "pipelines": results}
-        print(save("placement_formulas", parameters=parameters, results=results_))
+        found = {"summary": rows, "pipelines": results, "seats": seats}
+        print(save("placement_formulas", parameters=parameters, results=found))
     return 0
 
 

@@ -30,6 +30,7 @@ from benchmarks.paper_setup import (
     first_minutes,
     offers,
 )
+from benchmarks.placement_algorithm1 import algorithm_1
 from benchmarks.placement_baselines import (
     Placement,
     alpaserve_like,
@@ -40,7 +41,7 @@ from benchmarks.placement_baselines import (
 from benchmarks.record import percentile, save, table
 from placement.estimator import Estimator, Stage
 from placement.hardware import Offer
-from placement.optimizer import solve, solve_paper
+from placement.optimizer import solve
 from placement.plan import Goal, Plan, PlannedPipeline
 from placement.simulator.fleet import simulate_fleet
 from placement.simulator.run import RequestTimes, SimulatedRequest
@@ -67,12 +68,8 @@ def _solved(objective: str) -> Planner:
     return make
 
 
-def _by_paper(beam: int) -> Planner:
-    def make(offers: Sequence[Offer], estimator: Estimator) -> Placement:
-        goal = Goal(objective="throughput-per-dollar")
-        return _placement(solve_paper(offers, paper_estimator(estimator), goal, beam_width=beam))
-
-    return make
+def _by_paper(beam_width: int) -> Planner:
+    return lambda offers, judge: algorithm_1(offers, paper_estimator(judge), beam_width=beam_width)
 
 
 def _placement(plan: Plan) -> Placement:
