@@ -77,9 +77,7 @@ class Arranger:
     max_share: arrangements beyond are of no interest.
     """
 
-    def __init__(
-        self, rates: Rates, stages: StageLayers, shares: Array, max_share: float
-    ) -> None:
+    def __init__(self, rates: Rates, stages: StageLayers, shares: Array, max_share: float) -> None:
         self.rates = rates
         self.layers = stages.layers[0]
         self.shares = shares
@@ -178,9 +176,7 @@ class Arranger:
             fronts.append(front)
         return fronts
 
-    def _stages(
-        self, shape: int, stage_place: int, gpus: int
-    ) -> Iterator[tuple[int, int, Shares]]:
+    def _stages(self, shape: int, stage_place: int, gpus: int) -> Iterator[tuple[int, int, Shares]]:
         """(tp, layers, shares) of each stage that fits so many GPUs."""
         end = STAGE_ENDS[stage_place][0]
         for row, tp in enumerate(self.rates.tps):

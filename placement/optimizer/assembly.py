@@ -65,9 +65,7 @@ def assemble(
     slots = _fill(slots, rates.num_layers)
     nodes = sorted({slot.node for slot in slots})
     filled = tuple(
-        Stage(
-            shape=slot.shape, tp=slot.tp, num_layers=slot.num_layers, node=nodes.index(slot.node)
-        )
+        Stage(shape=slot.shape, tp=slot.tp, num_layers=slot.num_layers, node=nodes.index(slot.node))
         for slot in slots
     )
     return filled, [machines[node] for node in nodes]

@@ -88,12 +88,11 @@ def machine_layers(rates: Rates, stages: StageLayers) -> Array:
     for place in range(NUM_PLACES):
         close = held[:, CLOSING[place]]
         if place not in OPENING:
-            places.append(_with_rest(rates, close, near, used=0))
+            places.append(_with_rest(rates, close, near))
             continue
         best = held[:, ALONE[place]].max(axis=2)
-        for row, tp in enumerate(rates.tps) if may_open(place, rates.num_layers) else ():
-            closed = _with_rest(rates, close, near, used=tp)
-            best = np.maximum(best, held[:, OPENING[place], :, row] + closed)
+        if may_open(place, rates.num_layers):
+            best = np.maximum(best, _with_opening(rates, held[:, OPENING[place]], close, near))
         places.append(best)
     if rates.num_layers == 1:
         places[MIDDLE] = places[FIRST] = places[LAST] = np.full_like(places[ONLY], -np.inf)
@@ -113,14 +112,11 @@ def counted_layers(rates: Rates, stages: StageLayers, depth: int) -> Array:
         close = held[:, CLOSING[place]]
         for num in range(1, most + 1):
             if place not in OPENING:
-                best = _with_rest(rates, close, near[num - 1], used=0)
+                best = _with_rest(rates, close, near[num - 1])
             elif num == 1:
                 best = held[:, ALONE[place]].max(axis=2)
             else:
-                best = np.full(close.shape[:2], -np.inf)
-                for row, tp in enumerate(rates.tps):
-                    closed = _with_rest(rates, close, near[num - 2], used=tp)
-                    best = np.maximum(best, held[:, OPENING[place], :, row] + closed)
+                best = _with_opening(rates, held[:, OPENING[place]], close, near[num - 2])
             counted[:, place, num - 1] = best
     return counted
 
@@ -163,13 +159,24 @@ def _best_near(rates: Rates, stages: StageLayers) -> Array:
     return best
 
 
-def _with_rest(rates: Rates, held: Array, near: Array, *, used: int) -> Array:
-    """[box, shape]: the best closing stage with the rest of the GPUs, `used` of them taken off."""
-    best = np.full(held.shape[:2], -np.inf)
-    columns = np.arange(len(rates.shapes))
-    gpus = np.array([shape.num_gpus for shape in rates.shapes])
-    for row, tp in enumerate(rates.tps):
-        rest = gpus - used - tp
-        total = held[:, :, row] + near[:, columns, np.maximum(rest, 0)]
-        best = np.maximum(best, np.where(rest >= 0, total, -np.inf))
-    return best
+def _with_rest(rates: Rates, close: Array, near: Array) -> Array:
+    """[box, shape]: the best closing stage, with the rest of the GPUs."""
+    rest = rates.num_gpus[:, None] - np.array(rates.tps)
+    return _fitting(close + _at(near, rest), rest).max(axis=2)
+
+
+def _with_opening(rates: Rates, opening: Array, close: Array, near: Array) -> Array:
+    """[box, shape]: the best opening and closing stages, with the rest of the GPUs."""
+    rest = rates.num_gpus[:, None, None] - np.add.outer(rates.tps, rates.tps)
+    total = opening[..., None] + close[:, :, None] + _at(near, rest)
+    return _fitting(total, rest).max(axis=(2, 3))
+
+
+def _at(near: Array, gpus: Ints) -> Array:
+    """[box, shape, ...]: entries of `near` for numbers of GPUs, [shape, ...]."""
+    shape = np.arange(len(gpus)).reshape(-1, *[1] * (gpus.ndim - 1))
+    return near[:, shape, np.maximum(gpus, 0)]
+
+
+def _fitting(total: Array, rest: Ints) -> Array:
+    return np.where(rest >= 0, total, -np.inf)

@@ -10,8 +10,11 @@ import numpy as np
 from placement.estimator import PipelineEstimate, Stage
 from placement.hardware import Offer
 from placement.optimizer.cluster import Cluster
+from placement.optimizer.fixed import FixedMachines
+from placement.optimizer.rates import Ints
 from placement.optimizer.search import Search
 from placement.plan import PlannedPipeline
+from placement.roofline import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,10 @@ class Column:
         return tuple(np.bincount(self.nodes, minlength=num_classes))
 
 
+# Columns, and how many pipelines of each are in a fleet.
+Chosen = list[tuple[Column, int]]
+
+
 def make_column(
     cluster: Cluster, stages: tuple[Stage, ...], nodes: Iterable[int], batch: int
 ) -> Column:
@@ -50,6 +57,12 @@ def make_column(
         rps=cluster.goal.effective_rps(estimate, offers),
         price_usd_per_hour=sum(one.price_usd_per_hour for one in classes),
     )
+
+
+def search_sets(cluster: Cluster, sets: Ints, floor: Array | None = None) -> Search:
+    """A search for the best pipeline of each set of machines, [set, class]; not yet run."""
+    covers = FixedMachines(counts=sets, shapes=cluster.shape_of, num_layers=cluster.num_layers)
+    return Search(covers, cluster.availability(sets), floor=floor, latency=cluster.latency)
 
 
 def found_columns(cluster: Cluster, search: Search, groups: Iterable[int]) -> list[Column]:

@@ -34,6 +34,10 @@ class FixedMachines:
     shapes: Ints
     num_layers: int
 
+    @property
+    def is_given(self) -> bool:
+        return True
+
     def counts_of(self, group: int) -> Ints:
         return np.asarray(self.counts[group])
 
@@ -88,9 +92,7 @@ def _best_pair(counts: Ints, as_first: Array, as_last: Array) -> Array:
     is_clash = (first == last) & (counts[rows, first] < 2)
     other_first, other_last = as_first.copy(), as_last.copy()
     other_first[rows, first] = other_last[rows, last] = -np.inf
-    apart = np.maximum(
-        other_first.max(axis=1) + best_last, best_first + other_last.max(axis=1)
-    )
+    apart = np.maximum(other_first.max(axis=1) + best_last, best_first + other_last.max(axis=1))
     return np.where(is_clash, apart, best_first + best_last)
 
 

@@ -55,7 +55,8 @@ class Packing:
         if goal.max_price_usd_per_hour is not None:
             rows.append((self.price, goal.max_price_usd_per_hour))
         if goal.load_rps is not None:
-            rows.append((-self.rps / goal.load_rps, -1.0))
+            # More than the whole load counts for nothing: a tighter relaxation.
+            rows.append((-np.minimum(self.rps / goal.load_rps, 1.0), -1.0))
         if goal.on_demand_share > 0:
             rows.append(((goal.on_demand_share - 1 + self.has_spot) * self.rps, 0.0))
         if goal.max_zone_share < 1:
@@ -136,9 +137,9 @@ def make_packing(cluster: Cluster, columns: Sequence[Column]) -> Packing:
         limits=cluster.counts.astype(np.float64),
         has_spot=(counts[:, spot].sum(axis=1) > 0).astype(np.float64),
         in_zone={
-            zone: (
-                counts[:, [one.zone == zone for one in cluster.classes]].sum(axis=1) > 0
-            ).astype(np.float64)
+            zone: (counts[:, [one.zone == zone for one in cluster.classes]].sum(axis=1) > 0).astype(
+                np.float64
+            )
             for zone in zones
         },
     )
@@ -200,9 +201,7 @@ def _ratio(packing: Packing) -> Fleet | None:
     return _fleet(packing, _prefer(packing, packing.rps, as_good, some), bound)
 
 
-def _prefer(
-    packing: Packing, profit: Array, tie: tuple[Array, float], found: Solution
-) -> Array:
+def _prefer(packing: Packing, profit: Array, tie: tuple[Array, float], found: Solution) -> Array:
     """Of the fleets that are as good, the one with most profit."""
     best = solve_program(packing.program(profit, [tie]), is_integer=True)
     return found.x if best is None else best.x

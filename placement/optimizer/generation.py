@@ -30,6 +30,7 @@ _TOLERANCE = 1e-9
 # Classes without a dual price cost this share of the mean, so that ratios stay finite.
 _LEAST_COST = 1e-7
 _MAX_ROUNDS = 200
+_GREEDY_TOLERANCE = 0.02
 
 
 @dataclass(slots=True)
@@ -67,8 +68,8 @@ class Aim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxed:
-    """bound: no fleet is worth more. costs: [class], what the machines cost in it; `worth` of a
-    request per second in the pool of all classes."""
+    """bound: no fleet is worth more. costs: [class], duals that prove it: no pipeline's throughput
+    is worth more than its machines cost, at `worth` for a request per second."""
 
     bound: float
     costs: Array
@@ -80,11 +81,13 @@ def greedy_columns(cluster: Cluster, is_over: Callable[[], bool]) -> list[Column
     counts = cluster.counts.copy()
     columns: list[Column] = []
     while not is_over():
-        found = best_ratio(cluster, counts, cluster.prices, is_over=is_over).columns
-        if not found:
+        priced = best_ratio(
+            cluster, counts, cluster.prices, tolerance=_GREEDY_TOLERANCE, is_over=is_over
+        )
+        if not priced.columns:
             break
-        columns += found
-        used = np.array(found[-1].counts(len(counts)))
+        columns += priced.columns
+        used = np.array(priced.columns[-1].counts(len(counts)))
         taken = used > 0
         counts = counts - used * int((counts[taken] // used[taken]).min())
     return columns
@@ -123,16 +126,27 @@ def _improve(
     duals = packing.duals(solution)
     costs = np.maximum(duals.counts, 0) + (aim.price_worth + duals.price) * cluster.prices
     floored = np.maximum(costs, _LEAST_COST * max(float(costs.mean()), 1e-300))
-    num_new, excess, worth_of_all = 0, 1.0, 0.0
+    num_new, excess, most_worth = 0, 1.0, 0.0
     for classes, worth in duals.pools(cluster, aim.rps_worth):
-        worth_of_all = max(worth_of_all, worth)
         if worth <= 0:
             continue
-        counts = np.where(classes, cluster.counts, 0)
-        floor = (1 + tolerance) / worth
-        priced = best_ratio(cluster, counts, floored, floor=floor, is_over=is_over)
+        most_worth = max(most_worth, worth)
+        priced = best_ratio(
+            cluster,
+            np.where(classes, cluster.counts, 0),
+            floored,
+            floor=1 / worth,
+            tolerance=tolerance,
+            cap_rps=np.inf if aim.rps_worth else cluster.goal.load_rps or np.inf,
+            is_over=is_over,
+        )
         num_new += pool.add(priced.columns)
         excess = max(excess, priced.bound * worth)
     slack = float(cluster.counts @ (excess * floored - costs))
-    relaxed = Relaxed(bound=solution.value + slack, costs=floored, worth=worth_of_all)
-    return relaxed, num_new
+    if aim.rps_worth == 0 and not duals.on_demand and not any(duals.zones.values()):
+        # All worth is the load's: it may be lowered instead of costs raised.
+        slack = min(
+            slack, duals.load * (1 - 1 / excess) + float(cluster.counts @ (floored - costs))
+        )
+    bound = solution.value + slack
+    return Relaxed(bound=bound, costs=excess * floored, worth=most_worth), num_new

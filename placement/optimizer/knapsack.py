@@ -1,8 +1,8 @@
 """The cheapest machines that hold a model: a knapsack cover with places.
 
-table[state, stages, j] is the least cost of machines that hold j layers or more; the state says
-with two bits whether a first and a last machine are among them. Where the depth of the pipeline
-does not matter, stages are not counted (the axis has one entry).
+table[state, stages, box, j] is the least cost of machines that hold j layers or more; the state
+says with two bits whether a first and a last machine are among them. Where the depth of the
+pipeline does not matter, stages are not counted (the axis has one entry).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placement.optimizer.capacity import (
+    FIRST,
+    LAST,
     MIDDLE,
     NUM_PLACES,
     ONLY,
@@ -27,6 +29,9 @@ from placement.roofline import Array
 
 # Boxes whose tables are held at once, in entries.
 _MAX_ENTRIES = 4_000_000
+# States from which a machine in each place may be added, and to which it leads (as in `BEFORE`).
+_FROM = {MIDDLE: slice(None), FIRST: slice(0, None, 2), LAST: slice(0, 2)}
+_TO = {MIDDLE: slice(None), FIRST: slice(1, None, 2), LAST: slice(2, None)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,10 @@ class CheapestMachines:
     prices: Array
     shapes: Ints
     num_layers: int
+
+    @property
+    def is_given(self) -> bool:
+        return False
 
     def counts_of(self, group: int) -> Ints:
         del group
@@ -56,7 +65,11 @@ class CheapestMachines:
 
         Where it exceeds `limit` for any number of stages, stages are not counted.
         """
-        free = self._free_cost(machine_layers(rates, stages)[:, :, None])
+        held = machine_layers(rates, stages)
+        free = self._quick_cost(held)
+        rows = np.flatnonzero(free <= limit)
+        if len(rows):
+            free[rows] = self._free_cost(held[rows][:, :, None])
         if rates.depth is None:
             return free
         rows = np.flatnonzero(free <= limit)
@@ -72,11 +85,32 @@ class CheapestMachines:
             return self._cheapest(machine_layers(rates, stages)[:, :, None], 0)
         return self._cheapest(counted_layers(rates, stages, rates.depth), rates.depth)
 
+    def _quick_cost(self, held: Array) -> Array:
+        """[box]: a lower bound: the two ends may be machines that are in the middle as well."""
+        table = np.full((len(held), self.num_layers + 1), np.inf)
+        table[:, 0] = 0.0
+        layers = np.arange(self.num_layers + 1)
+        start = np.arange(len(held))[:, None] * len(layers)
+        for column, size in self._bundles(0):
+            middle = np.maximum(held[:, MIDDLE, self.shapes[column], None], 0).astype(np.int64)
+            before = start + np.maximum(layers - size * middle, 0)
+            table = np.minimum(table, table.reshape(-1)[before] + size * self.prices[column])
+        first, last = held[:, FIRST][:, self.shapes], held[:, LAST][:, self.shapes]
+        first = np.where(self.counts > 0, first, -np.inf)
+        last = np.where(self.counts > 0, last, -np.inf)
+        rest = self.num_layers - first[:, :, None] - last[:, None, :]
+        index = np.clip(rest, 0, self.num_layers).astype(np.int64)
+        chain = table.reshape(-1)[start[:, :, None] + index] + np.add.outer(
+            self.prices, self.prices
+        )
+        chain = np.where(np.isfinite(rest), chain, np.inf).min(axis=(1, 2))
+        return np.minimum(chain, self._cost_alone(held[:, :, None], 0))
+
     def _free_cost(self, held: Array) -> Array:
         table = self._start(len(held), 0)
         for column, size in self._bundles(0):
             table = self._add(table, held[..., self.shapes[column]], column, size, 0)
-        return np.minimum(table[:, DONE, 0, -1], self._cost_alone(held, 0))
+        return np.minimum(table[DONE, 0, :, -1], self._cost_alone(held, 0))
 
     def _counted_cost(self, held: Array, depth: int) -> Array:
         costs = []
@@ -86,7 +120,7 @@ class CheapestMachines:
             table = self._start(len(part), depth)
             for column, size in self._bundles(depth):
                 table = self._add(table, part[..., self.shapes[column]], column, size, depth)
-            costs.append(np.minimum(table[:, DONE, depth, -1], self._cost_alone(part, depth)))
+            costs.append(np.minimum(table[DONE, depth, :, -1], self._cost_alone(part, depth)))
         return np.concatenate(costs)
 
     def _cost_alone(self, held: Array, depth: int) -> Array:
@@ -118,28 +152,31 @@ class CheapestMachines:
                 power *= 2
 
     def _start(self, num: int, depth: int) -> Array:
-        table = np.full((num, NUM_PLACES, depth + 1, self.num_layers + 1), np.inf)
-        table[:, 0, 0, 0] = 0.0
+        table = np.full((NUM_PLACES, depth + 1, num, self.num_layers + 1), np.inf)
+        table[0, 0, :, 0] = 0.0
         return table
 
     def _add(self, table: Array, held: Array, column: int, size: int, depth: int) -> Array:
         """The table with one more bundle. held: [box, place, stages − 1], layers of a machine."""
         new = table.copy()
+        flat = table.reshape(*table.shape[:2], -1)
         price = size * self.prices[column]
-        layers = np.arange(self.num_layers + 1)
-        rows = np.arange(len(table))[:, None]
+        num_layers = self.num_layers + 1
+        layers = np.arange(num_layers)
+        rows = np.arange(len(held))[:, None] * num_layers
+        fits = held >= 1
+        more = (size * np.where(fits, held, 0)).astype(np.int64)
+        bought = np.where(fits, price, np.inf)
+        is_way = fits.any(axis=0)
         for place, index in self._ways(held.shape[2], size):
-            fits = held[:, place, index] >= 1
-            if not fits.any():
-                continue
-            more = np.where(fits, size * held[:, place, index], 0).astype(np.int64)
-            before = np.maximum(layers - more[:, None], 0)
-            bought = np.where(fits, price, np.inf)[:, None, None]
             num = index + 1 if depth else 0
-            for state in BEFORE[place]:
-                option = np.swapaxes(table[:, state, : depth + 1 - num], 1, 2)[rows, before]
-                after = new[:, state | place, num:]
-                np.minimum(after, np.swapaxes(option, 1, 2) + bought, out=after)
+            if not is_way[place, index] or num > depth:
+                continue
+            before = rows + np.maximum(layers - more[:, place, index, None], 0)
+            option = flat[_FROM[place], : depth + 1 - num][..., before]
+            option += bought[:, place, index, None]
+            after = new[_TO[place], num:]
+            np.minimum(after, option, out=after)
         return new
 
     def _ways(self, max_stages: int, size: int) -> Iterator[tuple[int, int]]:
@@ -156,19 +193,19 @@ class CheapestMachines:
             one = held[..., self.shapes[column]]
             tables.append(self._add(tables[-1], one, column, size, depth))
         alone = self._alone(held, depth)[0]
-        if alone.min() < tables[-1][0, DONE, depth, -1]:
+        if alone.min() < tables[-1][DONE, depth, 0, -1]:
             return [Machine(int(alone.argmin()), ONLY, depth or None)]
         state, left, need = DONE, depth, self.num_layers
         chosen: list[Machine] = []
         for (column, size), table in zip(reversed(bundles), reversed(tables[:-1]), strict=True):
-            best, taken = table[0, state, left, need], None
+            best, taken = table[state, left, 0, need], None
             for place, index in self._ways(held.shape[2], size):
                 more = held[0, place, index, self.shapes[column]]
                 num = index + 1 if depth else 0
                 if more < 1 or state & place != place or num > left:
                     continue
                 way = (state & ~place, left - num, max(need - int(size * more), 0))
-                cost = table[0][way] + size * self.prices[column]
+                cost = table[way[0], way[1], 0, way[2]] + size * self.prices[column]
                 if cost < best:
                     best, taken = cost, (place, num, way)
             if taken is not None:

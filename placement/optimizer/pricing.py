@@ -15,7 +15,7 @@ from placement.optimizer.cluster import Cluster
 from placement.optimizer.columns import Column, make_column
 from placement.optimizer.knapsack import CheapestMachines
 from placement.optimizer.rates import Ints
-from placement.optimizer.search import Search
+from placement.optimizer.search import TOLERANCE, Search
 from placement.roofline import Array
 
 
@@ -33,11 +33,13 @@ def best_ratio(
     costs: Array,
     *,
     floor: float = 0.0,
+    tolerance: float = TOLERANCE,
+    cap_rps: float = np.inf,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Priced:
     """The best effective throughput per cost on at most `counts` machines of each class.
 
-    costs: [class], positive. floor: ratios up to it are of no interest. Interruptions lower the
+    costs: [class], positive. floor: ratios up to it are of no interest. tolerance, cap_rps: as in `Search`. Interruptions lower the
     columns' throughput; the bound knows only those of the safest class.
     """
     usable = counts > 0
@@ -48,7 +50,12 @@ def best_ratio(
     )
     safest = cluster.goal.availability(float(cluster.interruptions[usable].min()))
     search = Search(
-        covers, np.array([safest]), floor=np.array([floor]), latency=cluster.latency
+        covers,
+        np.array([safest]),
+        floor=np.array([floor]),
+        latency=cluster.latency,
+        tolerance=tolerance,
+        cap_rps=cap_rps,
     )
     for rates in cluster.rates():
         search.run(rates, is_over=is_over)

@@ -46,6 +46,11 @@ class Rates:
     least: tuple[Array, ...]
     layers: Array
 
+    @property
+    def num_gpus(self) -> Ints:
+        """[shape]: GPUs of a machine."""
+        return np.array([shape.num_gpus for shape in self.shapes])
+
     def least_times(self, low: Ints, high: Ints) -> Array:
         """[box, resource, part, shape, tp]: the least time of any batch in low..high."""
         level = np.frexp(high - low + 1)[1] - 1
@@ -132,9 +137,7 @@ def _batch_limits(estimator: Estimator, kind: StageKind) -> Array:
     return np.minimum.accumulate(np.array(limits), axis=1)
 
 
-def _kind_times(
-    estimator: Estimator, kind: StageKind, batch: Array, depth: int | None
-) -> Array:
+def _kind_times(estimator: Estimator, kind: StageKind, batch: Array, depth: int | None) -> Array:
     """[batch, resource, part] of one kind."""
     phases = [
         np.stack(

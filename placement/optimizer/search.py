@@ -39,6 +39,10 @@ from placement.roofline import Array
 # Values are equal within this share; bounds are proven up to it.
 TOLERANCE = 1e-9
 _BOXES_PER_ROUND = 512
+# A round costs hardly more for so many boxes than for one.
+_BOXES_WORTHWHILE = 64
+# Ranges of batches in which a pipeline is sought, not only a bound.
+_TRIALS_PER_ROUND = 24
 
 
 class Covers(Protocol):
@@ -47,6 +51,11 @@ class Covers(Protocol):
     @property
     def shapes(self) -> Ints:
         """[class]: index of its shape."""
+        ...
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a group is one set of machines; else it is all sets of some."""
         ...
 
     def counts_of(self, group: int) -> Ints:
@@ -94,9 +103,15 @@ class Search:
         *,
         floor: Array | None = None,
         latency: LatencyLimits | None = None,
+        tolerance: float = TOLERANCE,
+        cap_rps: float = np.inf,
+        is_joint: bool = False,
     ) -> None:
         self.covers = covers
         self.latency = latency
+        self.tolerance = tolerance
+        self.cap_rps = cap_rps
+        self.is_joint = is_joint
         self.gain = gain
         self.floor = np.zeros(len(gain)) if floor is None else floor
         self.best = np.zeros(len(gain))
@@ -125,18 +140,26 @@ class Search:
             new = self._round(rates, boxes.take(chosen))
             boxes = join([boxes.take(~chosen), new])
             boxes = boxes.take(self._is_open(boxes))
-        self.bound = np.maximum(self.bound, np.maximum(self.best, self.floor))
+        reached = np.maximum(self.best, self.floor) * (1 + self._given_away)
+        self.bound = np.maximum(self.bound, reached)
+
+    @property
+    def _given_away(self) -> float:
+        """How much more than the best, as a share, was not sought: none if only for rounding."""
+        return self.tolerance if self.tolerance > TOLERANCE else 0.0
 
     def _reached(self, boxes: Boxes) -> Array:
         """[box]: the value that a pipeline of the box has to exceed."""
-        return np.maximum(self.best, self.floor)[boxes.group]
+        reached = np.maximum(self.best, self.floor)[boxes.group]
+        return np.maximum(reached, self.best.max()) if self.is_joint else reached
 
     def _bounds(self, boxes: Boxes) -> Array:
+        rate = np.minimum(boxes.rate_bound, self.cap_rps)
         with np.errstate(over="ignore"):
-            return self.gain[boxes.group] * boxes.factor * boxes.rate_bound / boxes.cost
+            return self.gain[boxes.group] * boxes.factor * rate / boxes.cost
 
     def _is_open(self, boxes: Boxes) -> NDArray[np.bool_]:
-        return self._bounds(boxes) > self._reached(boxes) * (1 + TOLERANCE)
+        return self._bounds(boxes) > self._reached(boxes) * (1 + self.tolerance)
 
     def _round(self, rates: Rates, boxes: Boxes) -> Boxes:
         """The halves of the boxes, as far as they are still open."""
@@ -146,8 +169,10 @@ class Search:
         single = self._visit_single(rates, boxes.take(is_single))
         ranges = self._visit_ranges(rates, boxes.take(~is_single))
         kept = join([single, ranges])
-        halves = split(kept.take(self._is_open(kept)))
-        return halves.take(self._is_open(halves))
+        parts = split(kept.take(self._is_open(kept)))
+        while 0 < len(parts) < _BOXES_WORTHWHILE:
+            parts = split(parts)
+        return parts.take(self._is_open(parts))
 
     def _clip(self, boxes: Boxes) -> Boxes:
         """Boxes without the limits that leave no room for a better value.
@@ -174,7 +199,7 @@ class Search:
         if self.latency is None or not self.latency.has_sums:
             self._record(rates, boxes, boxes.cost)
         else:
-            boxes = self._arrange(rates, boxes, stages)
+            boxes = self._drop_closed(self._arrange(rates, boxes, stages))
         # Limits between two possible times that are neighbours hold nothing.
         return boxes.take((boxes.least <= boxes.most * (1 + SLACK)).all(axis=1))
 
@@ -186,9 +211,13 @@ class Search:
         largest = stage_layers(rates, boxes.high, boxes.high, boxes.most)
         used = self.covers.used(boxes.group)
         if self.latency is None:
-            cost = self._cost(rates, boxes, largest)
-            most = np.minimum(boxes.most, largest_times(largest, used))
-            self._record(rates, replace(boxes, most=most), cost)
+            top = np.flatnonzero(_highest(self._bounds(boxes), _TRIALS_PER_ROUND))
+            tried, held = boxes.take(top), largest.take(top)
+            cost = self._cost(rates, tried, held)
+            # Above the limit it may be a bound that no machines reach.
+            cost = np.where(cost <= self._limit(tried), cost, np.inf)
+            most = np.minimum(tried.most, largest_times(held, used[top]))
+            self._record(rates, replace(tried, most=most), cost)
         is_same = is_no_better(any_batch, largest, used)
         if self.latency is not None:
             is_same[:] = False
@@ -206,14 +235,17 @@ class Search:
 
     def _cost(self, rates: Rates, boxes: Boxes, stages: StageLayers) -> Array:
         """Of the covers, as far as a box is worth it."""
+        return self.covers.cost(boxes.group, rates, stages, self._limit(boxes))
+
+    def _limit(self, boxes: Boxes) -> Array:
+        """[box]: machines that cost more are of no interest."""
         with np.errstate(divide="ignore"):
-            limit = self.gain[boxes.group] * boxes.rate_bound / self._reached(boxes)
-        return self.covers.cost(boxes.group, rates, stages, limit)
+            return self.gain[boxes.group] * boxes.rate_bound / self._reached(boxes)
 
     def _record(self, rates: Rates, boxes: Boxes, cost: Array) -> None:
         """Machines found hold the model at the largest batch, within the largest limits."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            rate = 1 / boxes.most.sum(axis=1)
+            rate = np.minimum(1 / boxes.most.sum(axis=1), self.cap_rps)
             value = np.where(np.isfinite(cost), self.gain[boxes.group] * rate / cost, 0.0)
         if self.latency is not None:
             value *= self.latency.batch_factor(boxes.high, boxes.most)
@@ -224,34 +256,53 @@ class Search:
         self, value: float, boxes: Boxes, row: int, rates: Rates, found: Arrangement | None = None
     ) -> None:
         group = int(boxes.group[row])
-        if value > self.best[group]:
+        if value > max(self.best[group], self.floor[group]):
             self.best[group] = value
             point = Point(rates, int(boxes.high[row]), boxes.most[row].copy(), found)
             self.points[group] = point
             self.trail.append(point)
 
     def _arrange(self, rates: Rates, boxes: Boxes, stages: StageLayers) -> Boxes:
-        """Boxes of one batch, the sums of their latencies made exact."""
+        """Boxes of one batch, the sums of their latencies made exact where machines are given.
+
+        Where the cheapest are sought, they are tried in a few boxes; others might be faster.
+        """
         latency = self.latency
         assert latency is not None
         shares = latency.part_shares(stages.times, boxes.low)
         factor = boxes.factor.copy()
-        upper = latency.batch_factor(boxes.high, boxes.most)
-        rate = self.gain[boxes.group] / boxes.most.sum(axis=1)
-        for row in np.argsort(-self._bounds(boxes)):
-            if not self._is_open(boxes.take(np.array([row])))[0]:
+        by_batch = latency.batch_factor(boxes.high, boxes.most)
+        is_given = self.covers.is_given
+        for row in np.argsort(-self._bounds(boxes))[: None if is_given else _TRIALS_PER_ROUND]:
+            one = np.array([row])
+            if not self._is_open(boxes.take(one))[0]:
                 factor[row] = 0.0
                 continue
-            one = stages.take(np.array([row]))
-            arranger = Arranger(rates, one, shares[row], latency.max_share)
-            counts = self.covers.counts_of(int(boxes.group[row]))
+            counts = self._counts(rates, int(boxes.group[row]), stages.take(one))
+            arranger = Arranger(rates, stages.take(one), shares[row], latency.max_share)
             found = arranger.best(counts, self.covers.shapes)
             reached = 0.0 if found is None else float(latency.factor(np.array(found.share)))
-            factor[row] = min(factor[row], reached)
+            if is_given:
+                factor[row] = min(factor[row], reached)
             if found is not None:
-                value = rate[row] * min(reached, upper[row]) / boxes.cost[row]
-                self._keep(value, boxes, int(row), rates, found)
+                rate = min(1 / float(boxes.most[row].sum()), self.cap_rps)
+                worth = self.gain[boxes.group[row]] * rate / boxes.cost[row]
+                self._keep(worth * min(reached, by_batch[row]), boxes, int(row), rates, found)
         return replace(boxes, factor=factor)
+
+    def _counts(self, rates: Rates, group: int, stages: StageLayers) -> Ints:
+        """[class]: the machines to be arranged for a box."""
+        if self.covers.is_given:
+            return self.covers.counts_of(group)
+        machines = self.covers.machines(group, rates, stages)
+        columns = [machine.column for machine in machines]
+        return np.bincount(columns, minlength=len(self.covers.shapes))
+
+    def _drop_closed(self, boxes: Boxes) -> Boxes:
+        """Boxes that can still be split; the bounds of others stay as they are."""
+        is_closed = (boxes.most <= boxes.least * (1 + SLACK)).all(axis=1) & self._is_open(boxes)
+        np.maximum.at(self.bound, boxes.group[is_closed], self._bounds(boxes)[is_closed])
+        return boxes.take(~is_closed)
 
     def stages(
         self, group: int, point: Point | None = None

@@ -87,9 +87,7 @@ def fleets(limits: Counts, pipelines: Sequence[Counts]) -> Iterator[list[Counts]
                 yield [one, *rest]
 
 
-def best_pipelines(
-    offers: Sequence[Offer], estimator: Estimator, goal: Goal
-) -> dict[Counts, Best]:
+def best_pipelines(offers: Sequence[Offer], estimator: Estimator, goal: Goal) -> dict[Counts, Best]:
     """The best effective throughput on each set of machines, where fewer of them do not reach it."""
     best: dict[Counts, float] = {}
     for counts in itertools.product(*(range(offer.count + 1) for offer in offers)):
@@ -107,9 +105,7 @@ def best_pipelines(
             default=0.0,
         )
         fewer = [
-            best[other]
-            for other in best
-            if all(a <= b for a, b in zip(other, counts, strict=True))
+            best[other] for other in best if all(a <= b for a, b in zip(other, counts, strict=True))
         ]
         if rps > max(fewer, default=0.0):
             best[counts] = rps

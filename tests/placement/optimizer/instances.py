@@ -78,7 +78,9 @@ def random_gpu(dice: random.Random, estimator: CachedEstimator, index: int) -> G
     """Memory for a part of the model, up to all of it, and a few requests."""
     model, workload = estimator.model, estimator.workload
     length = workload.input_tokens + workload.output_tokens
-    layer = model.layer_weight_bytes() + dice.choice([1, 2, 4]) * length * model.kv_bytes_per_token()
+    layer = (
+        model.layer_weight_bytes() + dice.choice([1, 2, 4]) * length * model.kv_bytes_per_token()
+    )
     layers = dice.uniform(0.5, model.num_layers + 1)
     ends = dice.choice([0, 1, 2]) * model.vocabulary_bytes()
     return Gpu(
