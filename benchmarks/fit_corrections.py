@@ -5,9 +5,9 @@
 Each group of parameters minimises the mean absolute logarithm of estimate / measurement over the
 serving range of the part to fit on (`benchmarks/profiles.py`), by Nelder-Mead from a fixed start.
 First the kernels of L40S and A100-80. Then the layers of LLaMA-30B: L4 takes L40S's kernels and
-fits its two rates, A100-40 takes A100-80's and fits its bandwidth; with them the context of the decode
-runs, which their source does not state. Not fitted: what follows each product is one kernel of the
-smallest time measured. --check compares with the file instead of writing it.
+fits its two rates, A100-40 takes A100-80's and fits its bandwidth; with them the context of the
+decode runs, which their source does not state. Not fitted: what follows each product is one kernel
+of the smallest time measured. --check compares with the file instead of writing it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ FOLDER = Path(__file__).resolve().parent / "data" / "profiles"
 Column = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# By the catalogue's effective figures: medians of large products (L40S, A100-80), or as stated there.
+# By the catalogue's effective figures: medians of large products, or as it states.
 GPUS = {
     name: shipped_catalogue().gpu(name, "calibrated")
     for name in ("L40S", "A100-80", "A100-40", "L4")

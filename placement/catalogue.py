@@ -23,7 +23,7 @@ Figures = Literal["spec", "calibrated"]
 Provider = Literal["aws", "gcp", "azure", "own"]
 
 _MIB, _TERA, _GIGA, _MICRO = 2.0**20, 1e12, 1e9, 1e-6
-_BARE_FABRIC, _BARE_NETWORK = "pcie4", "tcp"
+_USUAL_FABRIC, _USUAL_NETWORK = "pcie4", "tcp"
 
 
 class _Entry(BaseModel):
@@ -39,13 +39,17 @@ class GpuFigures(_Entry):
 
 
 class GpuEntry(_Entry):
-    """A GPU. memory_mib: what the driver reports. driver_names: what the driver calls it."""
+    """A GPU. memory_mib: what the driver reports. driver_names: what the driver calls it.
+
+    fabric: what usually joins several of them in one machine.
+    """
 
     memory_mib: float = Field(gt=0)
     spec: GpuFigures
     calibrated: GpuFigures
     arithmetic: Literal["bf16", "fp16"] = "bf16"
     driver_names: tuple[str, ...] = ()
+    fabric: str = _USUAL_FABRIC
 
 
 class LinkFigures(_Entry):
@@ -83,13 +87,16 @@ class NetworkEntry(_Entry):
 
 
 class ShapeEntry(_Entry):
-    """A machine as it is rented. price_usd_per_hour: on demand, None where it is not known here."""
+    """A machine as it is rented. price_usd_per_hour: on demand, None where it is not known here.
+
+    fabric: None for the GPU's usual one.
+    """
 
     gpu: str
     num_gpus: int = Field(ge=1)
     provider: Provider = "own"
-    fabric: str = _BARE_FABRIC
-    network: str = _BARE_NETWORK
+    fabric: str | None = None
+    network: str = _USUAL_NETWORK
     network_gbit_per_s: float | None = Field(default=None, gt=0)
     price_usd_per_hour: float | None = Field(default=None, gt=0)
     price_source: str | None = None
@@ -100,18 +107,24 @@ class _HardwareFile(_Entry):
     fabrics: dict[str, FabricEntry] = {}
     networks: dict[str, NetworkEntry] = {}
     shapes: dict[str, ShapeEntry] = {}
+    corrections: dict[str, dict[str, Any]] = {}
     price_source: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """Everything that can be planned with. spot_prices: dollars per hour by shape and zone."""
+    """Everything that can be planned with.
+
+    spot_prices: dollars per hour by shape and zone. corrections: measured ones of the user's file,
+    by GPU, in the form of `kernel_corrections.Corrections.as_json`.
+    """
 
     gpus: dict[str, GpuEntry]
     fabrics: dict[str, FabricEntry]
     networks: dict[str, NetworkEntry]
     shapes: dict[str, ShapeEntry]
     spot_prices: dict[str, dict[str, float]] = field(default_factory=dict)
+    corrections: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def gpu(self, name: str, figures: Figures, *, at: str = "gpu") -> Gpu:
         """A GPU by its name. at: the field that names it, for the error."""
@@ -135,7 +148,9 @@ class Catalogue:
             name=name,
             gpu=self.gpu(entry.gpu, figures, at=f"shapes.{name}.gpu"),
             num_gpus=entry.num_gpus,
-            intra=self.fabric(entry.fabric, figures, at=f"shapes.{name}.fabric"),
+            intra=self.fabric(
+                entry.fabric or self.gpus[entry.gpu].fabric, figures, at=f"shapes.{name}.fabric"
+            ),
             inter=self.network(
                 entry.network,
                 figures,
@@ -147,13 +162,13 @@ class Catalogue:
 
     def bare_shape(self, gpu: str, num_gpus: int, figures: Figures, *, at: str = "gpu") -> Shape:
         """A machine of `num_gpus` GPUs that no cloud rents out, with the usual links."""
-        fabric = "memory" if gpu == "cpu" else _BARE_FABRIC
+        found = self.gpu(gpu, figures, at=at)
         return Shape(
             name=f"{num_gpus}x{gpu}" if num_gpus > 1 else gpu,
-            gpu=self.gpu(gpu, figures, at=at),
+            gpu=found,
             num_gpus=num_gpus,
-            intra=self.fabric(fabric, figures),
-            inter=self.network(_BARE_NETWORK, figures),
+            intra=self.fabric(self.gpus[gpu].fabric, figures, at=f"gpus.{gpu}.fabric"),
+            inter=self.network(_USUAL_NETWORK, figures),
         )
 
     def fabric(self, name: str, figures: Figures, *, at: str = "fabric") -> Link:
@@ -192,6 +207,7 @@ class Catalogue:
             fabrics=hardware.fabrics,
             networks=hardware.networks,
             shapes=hardware.shapes,
+            corrections=hardware.corrections,
         )
         for name in hardware.shapes:
             try:
@@ -210,11 +226,12 @@ def _merged(base: Catalogue, file: YamlFile) -> Any:
     What is new needs one set of figures only, which counts as the other as well.
     """
     if not isinstance(file.value, dict | None):
-        raise file.error((), "must be a mapping of gpus, fabrics, networks and shapes")
+        raise file.error((), "must be a mapping of gpus, fabrics, networks, shapes and corrections")
     known = {
         kind: {name: entry.model_dump() for name, entry in getattr(base, kind).items()}
         for kind in ("gpus", "fabrics", "networks", "shapes")
     }
+    known["corrections"] = dict(base.corrections)
     return _over(known, file.value or {}, source=file.name)
 
 

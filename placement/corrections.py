@@ -12,16 +12,18 @@ from typing import Final
 
 import numpy as np
 
-from placement.estimator import Fidelity
-from placement.hardware import Gpu
+from placement.estimator import AllReduceTime, Fidelity, ring_all_reduces_s
+from placement.hardware import Gpu, Shape
 from placement.kernel_corrections import Corrections, shipped_corrections
 from placement.kernels import (
+    all_reduce_message_s,
     decode_attention_s,
     elementwise_s,
     matmul_s,
     prefill_attention_s,
     soft_max,
 )
+from placement.model import ModelSpec
 from placement.roofline import EngineTraits, Operation, OperationTime, Pass, Quantity
 
 _NONE = Corrections()
@@ -32,11 +34,13 @@ def calibrated_fidelity(
     corrections: Mapping[str, Corrections] | None = None, *, name: str = "calibrated"
 ) -> Fidelity:
     """The fidelity with the shipped corrections, and `corrections` (by GPU) over them."""
+    table = {**shipped_corrections(), **(corrections or {})}
     return Fidelity(
         name=name,
         reading="continuous",
         traits=EngineTraits(is_attention_causal=True, computes_all_logits=False),
-        operation_time=corrected_time({**shipped_corrections(), **(corrections or {})}),
+        operation_time=corrected_time(table),
+        all_reduce_time=corrected_all_reduces(table),
         usable_memory=0.9,
         max_tokens_per_pass=8192,
     )
@@ -47,6 +51,19 @@ def corrected_time(corrections: Mapping[str, Corrections]) -> OperationTime:
 
     def seconds(operation: Operation, work: Pass, gpu: Gpu) -> Quantity:
         return operation_s(operation, work, gpu, corrections.get(gpu.name, _NONE))
+
+    return seconds
+
+
+def corrected_all_reduces(corrections: Mapping[str, Corrections]) -> AllReduceTime:
+    """All-reduces as measured over so many GPUs of a kind; where none were, by the link."""
+
+    def seconds(model: ModelSpec, tp: int, work: Pass, shape: Shape) -> Quantity:
+        measured = corrections.get(shape.gpu.name, _NONE).all_reduce or {}
+        if tp not in measured:
+            return ring_all_reduces_s(model, tp, work, shape)
+        message = work.num_tokens * model.hidden_size * model.activation_bytes
+        return 2.0 * all_reduce_message_s(measured[tp], message)
 
     return seconds
 

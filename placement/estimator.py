@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -57,6 +57,17 @@ Reading = Literal["batch", "continuous"]
 KV_MARGIN = 0.95
 
 
+class AllReduceTime(Protocol):
+    """Seconds of the all-reduces of one layer over `tp` GPUs of a machine."""
+
+    def __call__(self, model: ModelSpec, tp: int, work: Pass, shape: Shape, /) -> Quantity: ...
+
+
+def ring_all_reduces_s(model: ModelSpec, tp: int, work: Pass, shape: Shape) -> Quantity:
+    """Equation 3, by the link between the machine's GPUs."""
+    return all_reduce_s(model, tp, work, shape.intra)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
     """Which formulas an estimate takes.
@@ -71,6 +82,7 @@ class Fidelity:
     reading: Reading
     traits: EngineTraits
     operation_time: OperationTime = roofline_s
+    all_reduce_time: AllReduceTime = ring_all_reduces_s
     usable_memory: float = 1.0
     reserved_bytes: float = 0.0
     max_tokens_per_pass: int = 8192
@@ -228,7 +240,7 @@ class Estimator:
 
     def other_operations_s(self, kind: StageKind, work: Pass) -> Quantity:
         """Seconds of all the rest of one layer for one pass: it depends on the tokens alone."""
-        seconds = all_reduce_s(self.model, kind.tp, work, kind.shape.intra)
+        seconds = self.fidelity.all_reduce_time(self.model, kind.tp, work, kind.shape)
         for operation in layer_operations(self.model, kind.tp, work):
             if operation.name != "attention":
                 seconds = seconds + self.fidelity.operation_time(operation, work, kind.shape.gpu)
@@ -240,7 +252,7 @@ class Estimator:
             operation.name: self.fidelity.operation_time(operation, work, kind.shape.gpu)
             for operation in layer_operations(self.model, kind.tp, work)
         }
-        times["all_reduce"] = all_reduce_s(self.model, kind.tp, work, kind.shape.intra)
+        times["all_reduce"] = self.fidelity.all_reduce_time(self.model, kind.tp, work, kind.shape)
         return times
 
     def logits_s(self, kind: StageKind, work: Pass) -> Quantity:

@@ -16,7 +16,7 @@ from placement.estimator import Estimator, StageEstimate
 from placement.hardware import Offer
 from placement.plan import Goal, Plan, PlannedPipeline
 
-Limit = Literal["memory", "engine", "slo"]
+Limit = Literal["memory", "engine", "slo", "pace"]
 _PRICE_STEPS = 7
 _NEARLY_FREE = 1e-3
 
@@ -32,7 +32,8 @@ class Binding:
     """What holds a pipeline back. Stages are counted from 0.
 
     batch_limit: what keeps the batch from growing: memory (of `memory_stage`), the engine's most
-    sequences, or the SLO. prefill_stage, decode_stage: the slowest ones of each phase.
+    sequences, the SLO, or that more would serve no faster. prefill_stage, decode_stage: the slowest
+    ones of each phase.
     """
 
     batch_limit: Limit
@@ -118,8 +119,8 @@ def binding(pipeline: PlannedPipeline, estimator: Estimator, goal: Goal) -> Bind
     limit: Limit = "memory"
     if batch >= estimator.fidelity.max_batch:
         limit = "engine"
-    elif batch < estimator.max_batch(pipeline.stages) and _has_slo(goal):
-        limit = "slo"
+    elif batch < estimator.max_batch(pipeline.stages):
+        limit = "slo" if _has_slo(goal) else "pace"
     order = range(len(stages))
     return Binding(
         batch_limit=limit,

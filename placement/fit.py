@@ -76,4 +76,5 @@ def _nelder_mead(at: Loss, start: Vector, max_steps: int) -> Vector:
                 continue
             reflected, value = near, near_value
         simplex[-1], losses[-1] = reflected, value
-    return simplex[np.argmin(losses)]
+    best: Vector = simplex[np.argmin(losses)]
+    return best

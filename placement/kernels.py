@@ -66,7 +66,8 @@ def _tiled_s(
     rate = gpu.flops * by.flops_share * _tile_efficiency(by, _HEIGHT, _WIDTH)
     merged = np.where(_SPLIT > 1, _PARTIAL_BYTES * _SPLIT, 0.0) * m * n
     seconds: Array = work / rate + merged / (gpu.bandwidth * by.bandwidth_share)
-    return seconds.min(axis=-1)
+    best: Array = seconds.min(axis=-1)
+    return best
 
 
 def _tile_efficiency(by: MatmulCorrections, height: Quantity, width: Quantity) -> Quantity:

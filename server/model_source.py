@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
-    EntryNotFoundError,
     GatedRepoError,
     HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -106,32 +106,34 @@ def hub_config(model: str) -> Path:
     """
     _check_hub_name(model, Path(model).expanduser())
     hub_logging.set_verbosity_error()  # it tells of each retry
-    ask = partial(hf_hub_download, model, "config.json", etag_timeout=HUB_ANSWERS_WITHIN_S)
     try:
         if not constants.is_offline_mode():
-            return Path(call_within(HUB_ANSWERS_WITHIN_S, ask))
-        why = "HF_HUB_OFFLINE is set"
+            return call_within(2 * HUB_ANSWERS_WITHIN_S, partial(_download_config, model))
+        why_not_hub = "HF_HUB_OFFLINE is set"
     except GatedRepoError as error:
         raise ModelUnavailable(
             f"{model} is gated: accept its terms on {constants.ENDPOINT}/{model} and set HF_TOKEN, "
             "or give a folder that holds its config.json."
         ) from error
-    except (RepositoryNotFoundError, EntryNotFoundError) as error:
-        if not isinstance(error, LocalEntryNotFoundError):
-            raise ModelUnavailable(
-                f"There is no {model} with a config.json on {constants.ENDPOINT} (a private one "
-                "needs HF_TOKEN), and no such folder here."
-            ) from error
-        why = _first_line(error)
+    except (RepositoryNotFoundError, RemoteEntryNotFoundError) as error:
+        raise ModelUnavailable(
+            f"There is no {model} with a config.json on {constants.ENDPOINT} (a private one needs "
+            "HF_TOKEN), and no such folder here."
+        ) from error
     except (HTTPError, OSError) as error:
-        why = _first_line(error)
+        why_not_hub = _first_line(error)
     try:
         return Path(hf_hub_download(model, "config.json", local_files_only=True))
     except LocalEntryNotFoundError as error:
         raise ModelUnavailable(
-            f"Cannot get the config.json of {model} from {constants.ENDPOINT} ({why}), and it is "
-            "not in the hub's cache on this machine. Give a folder that holds it."
+            f"Cannot get the config.json of {model} from {constants.ENDPOINT} ({why_not_hub}), and "
+            "it is not in the hub's cache on this machine. Give a folder that holds it."
         ) from error
+
+
+def _download_config(model: str) -> Path:
+    _ask_hub(model, None, None)  # fails at once where a download would try again and again
+    return Path(hf_hub_download(model, "config.json"))
 
 
 def check_model_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from placement.part_estimate import Part, PartEstimate, estimate_part
 from placement.plan import Goal, Plan
 from placement.workload import Workload
 from server import plan_inputs
+from server.clean_stdout import clean_stdout
 from server.plan_file import write_plan
 from server.plan_json import estimate_answer, explanation_answer, plan_answer
 from server.plan_picture import explanation_view, plan_view, printer
@@ -44,21 +46,24 @@ def planned(flags: Mapping[str, Any]) -> None:
     """Plan a fleet, and say it."""
     workload = plan_inputs.read_workload(flags)
     goal = plan_inputs.read_goal(flags, workload)
-    time_limit_s = plan_inputs.duration_s(flags, "time_limit") or 60.0
+    time_limit_s = plan_inputs.duration_s(flags, "time_limit") or 0.0
+    if time_limit_s <= 0:
+        raise InvalidInput("--time-limit", "must be above 0 s")
     catalogue = plan_inputs.read_catalogue(flags)
     model = plan_inputs.read_model(flags)
-    estimator, figures = plan_inputs.read_estimator(flags, model, workload)
+    estimator, figures = plan_inputs.read_estimator(flags, model, workload, catalogue)
     offers = plan_inputs.read_offers(flags, catalogue, figures, goal)
     say, done = _progress()
     solve = _solver(flags, estimator, goal, time_limit_s, say)
-    plan = solve(offers)
     explanation = None
-    if flags["explain"]:
-        quiet = _solver(flags, estimator, goal, time_limit_s, lambda line: None)
-        explanation = explain(
-            plan, offers, estimator, quiet, time_limit_s=time_limit_s, on_progress=say
-        )
-    done()
+    with clean_stdout(), contextlib.ExitStack() as ending:
+        ending.callback(done)
+        plan = solve(offers)
+        if flags["explain"]:
+            quiet = _solver(flags, estimator, goal, time_limit_s, lambda line: None)
+            explanation = explain(
+                plan, offers, estimator, quiet, time_limit_s=time_limit_s, on_progress=say
+            )
     if flags["output"] is not None:
         formats = {name: flags.get(name) for name in ("dtype", "quantization", "kv_cache_dtype")}
         write_plan(Path(flags["output"]).expanduser(), plan, model, workload, formats)
@@ -79,12 +84,12 @@ def _solver(
     flags: Mapping[str, Any], estimator: Estimator, goal: Goal, time_limit_s: float, say: Say
 ) -> Solve:
     """What answers with a plan for some offers."""
-    from placement.optimizer import solve, solve_paper
-
     beam = plan_inputs.count(flags, "beam")
     if plan_inputs.choice(flags, "solver", plan_inputs.SOLVERS) == "paper":
 
         def by_paper(offers: Sequence[Offer], /) -> Plan:
+            from placement.optimizer import solve_paper
+
             say("searching as the paper does")
             return solve_paper(offers, estimator, goal, beam=beam or _DEFAULT_BEAM)
 
@@ -93,6 +98,8 @@ def _solver(
         raise InvalidInput("--beam", "is for --solver paper")
 
     def exactly(offers: Sequence[Offer], /) -> Plan:
+        from placement.optimizer import solve
+
         return solve(offers, estimator, goal, time_limit_s=time_limit_s, on_progress=say)
 
     return exactly
@@ -115,7 +122,7 @@ def estimated(flags: Mapping[str, Any]) -> None:
     workload = Workload(input_tokens=lengths["input"], output_tokens=lengths["output"])
     catalogue = plan_inputs.read_catalogue(flags)
     model = plan_inputs.read_model(flags)
-    estimator, figures = plan_inputs.read_estimator(flags, model, workload)
+    estimator, figures = plan_inputs.read_estimator(flags, model, workload, catalogue)
     tp = plan_inputs.count(flags, "tp") or 1
     num_layers = plan_inputs.count(flags, "layers") or model.num_layers
     if num_layers > model.num_layers:
@@ -190,6 +197,7 @@ def catalogue_answer(catalogue: Catalogue) -> dict[str, Any]:
                 ("shapes", catalogue.shapes),
             )
         },
+        "corrections": catalogue.corrections,
         "spot_prices_usd_per_hour": catalogue.spot_prices,
     }
 
@@ -231,7 +239,7 @@ def _shape_table(catalogue: Catalogue) -> Table:
             name,
             entry.provider,
             f"{entry.num_gpus}x {entry.gpu}",
-            entry.fabric,
+            entry.fabric or "",
             entry.network + network,
             f"{price:.3f}" if price is not None else "not known",
             f"{min(spot):.2f} to {max(spot):.2f}" if spot else "",

@@ -13,9 +13,11 @@ from typing import Any, get_args
 
 from placement.catalogue import Catalogue, Figures, shipped_catalogue
 from placement.cluster import read_cluster
+from placement.corrections import CALIBRATED, calibrated_fidelity
 from placement.errors import InvalidInput, PlacementError, unknown_name
 from placement.estimator import PAPER, Estimator, Fidelity
 from placement.hardware import Offer
+from placement.kernel_corrections import corrections_from_json
 from placement.model import ModelSpec
 from placement.model_catalogue import find_model, known_models, local_config
 from placement.model_config import model_spec
@@ -27,6 +29,7 @@ from server.model_source import ModelUnavailable, hub_config
 Flags = Mapping[str, Any]
 
 FIDELITIES = ("paper", "calibrated")
+FIGURES = get_args(Figures)
 SOLVERS = ("exact", "paper")
 
 # What a field of the inputs is called on the command line.
@@ -36,6 +39,7 @@ _FLAGS = {
     "slo_tpot_s": "--slo-tpot",
     "slo_latency_s": "--slo-latency",
     "max_price_usd_per_hour": "--max-price",
+    "recovery_s": "--recovery",
     "input_tokens": "--workload",
     "output_tokens": "--workload",
     "rate_rps": "--workload",
@@ -135,20 +139,32 @@ def read_model(flags: Flags) -> ModelSpec:
     return model_spec(config, name=name, **formats)
 
 
-def read_fidelity(flags: Flags) -> tuple[Fidelity, Figures]:
-    """The formulas, and the figures of the hardware that go with them."""
-    if choice(flags, "model_fidelity", FIDELITIES) == "paper":
-        return PAPER, "spec"
-    from placement.corrections import CALIBRATED
+def read_fidelity(flags: Flags, catalogue: Catalogue) -> tuple[Fidelity, Figures]:
+    """The formulas, with what the catalogue corrects, and which figures of the hardware to take.
 
-    return CALIBRATED, "calibrated"
+    The paper, too, calibrates its GPUs (section 7.1.5).
+    """
+    figures: Figures = "spec" if choice(flags, "figures", FIGURES) == "spec" else "calibrated"
+    if choice(flags, "model_fidelity", FIDELITIES) == "paper":
+        return PAPER, figures
+    if not catalogue.corrections:
+        return CALIBRATED, figures
+    corrections = {}
+    for name, values in catalogue.corrections.items():
+        try:
+            corrections[name] = corrections_from_json(values)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput(f"--hardware: corrections.{name}", str(error)) from None
+    return calibrated_fidelity(corrections), figures
 
 
 def read_workload(flags: Flags) -> Workload:
     return find_workload(str(flags["workload"]))
 
 
-def read_estimator(flags: Flags, model: ModelSpec, workload: Workload) -> tuple[Estimator, Figures]:
+def read_estimator(
+    flags: Flags, model: ModelSpec, workload: Workload, catalogue: Catalogue
+) -> tuple[Estimator, Figures]:
     """The estimator; prompts and answers must fit the model's context."""
     length = workload.input_tokens + workload.output_tokens
     if length > model.max_context:
@@ -156,7 +172,7 @@ def read_estimator(flags: Flags, model: ModelSpec, workload: Workload) -> tuple[
             "workload",
             f"{length} tokens a request are more than the {model.max_context} of {model.name}",
         )
-    fidelity, figures = read_fidelity(flags)
+    fidelity, figures = read_fidelity(flags, catalogue)
     return Estimator(model=model, workload=workload, fidelity=fidelity), figures
 
 
@@ -181,6 +197,7 @@ def read_goal(flags: Flags, workload: Workload) -> Goal:
         max_price_usd_per_hour=number(flags, "max_price"),
         on_demand_share=number(flags, "on_demand_share") or 0.0,
         max_zone_share=_or(number(flags, "max_zone_share"), 1.0),
+        recovery_s=duration_s(flags, "recovery") or 0.0,
     )
     _check_slos(goal, workload, has_penalty=penalty is not None)
     return goal

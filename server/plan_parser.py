@@ -7,7 +7,7 @@ from typing import Any
 
 from placement.plan import Goal
 from placement.workload import WORKLOADS
-from server.plan_inputs import FIDELITIES, SOLVERS
+from server.plan_inputs import FIDELITIES, FIGURES, SOLVERS
 
 COMMANDS = ("plan", "estimate", "hardware")
 
@@ -102,6 +102,12 @@ def _add_plan(commands: Any) -> None:
         "--max-zone-share",
         metavar="SHARE",
         help="of the throughput, at most so much from pipelines that need one zone (0 to 1)",
+    )
+    goal.add_argument(
+        "--recovery",
+        metavar="TIME",
+        help="how long a pipeline serves nothing after one of its machines was taken away: what "
+        "interruptions_per_hour in cluster.yaml cost (default: nothing; the paper measured 111s)",
     )
     search = plan.add_argument_group("the search")
     search.add_argument(
@@ -201,8 +207,14 @@ def _add_fidelity(parser: Any) -> None:
         "--model-fidelity",
         metavar="|".join(FIDELITIES),
         default="calibrated",
-        help="the paper's formulas on spec sheet figures, or those corrected by measurements on "
-        "calibrated figures (default: %(default)s)",
+        help="the paper's formulas, or those corrected by measurements (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--figures",
+        metavar="|".join(FIGURES),
+        default="calibrated",
+        help="the catalogue's figures of GPUs and links: of spec sheets, or what real work gets "
+        "(default: %(default)s)",
     )
 
 

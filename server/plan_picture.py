@@ -76,6 +76,12 @@ def summary(plan: Plan, workload: Workload) -> list[Text]:
         f"{'optimum':<12}{_amount(plan.value, plan.goal.objective)}; {_bound(plan)}",
         f"{'solved':<12}in {plan.solve_s:.2f} s by the solver {plan.solver}",
     ]
+    counted = sum(plan.goal.effective_rps(one.estimate, one.offers) for one in plan.pipelines)
+    if counted < rps * (1 - 1e-9):
+        lines.insert(
+            1,
+            f"{'':<12}of which {counted:.3f} requests/s count, after interruptions and missed SLOs",
+        )
     texts = [Text(line) for line in lines]
     rate = workload.rate_rps
     if rate is not None and rps < rate and plan.goal.objective != "cost-for-load":
@@ -167,7 +173,7 @@ def _alike(pipelines: Sequence[PlannedPipeline]) -> list[tuple[str, PlannedPipel
 def _picture(name: str, pipeline: PlannedPipeline, blocks: _Blocks) -> Group:
     estimate = pipeline.estimate
     stages = estimate.stages
-    of_each = "each: " if name.startswith("pipelines") else ""
+    of_each = "each " if name.startswith("pipelines") else ""
     title = Text.assemble(
         (name, "bold"),
         f": {of_each}{estimate.batch} requests in flight, {estimate.throughput_rps:.3f} "
@@ -258,6 +264,7 @@ def _binding(one: Binding, pipeline: PlannedPipeline) -> str:
         "memory": f"memory of {name(one.memory_stage)} limits the batch",
         "engine": "the most sequences of an engine limit the batch",
         "slo": "the SLO limits the batch",
+        "pace": "a larger batch would serve no faster",
     }[one.batch_limit]
     return (
         f"{limit}; slowest in prefill is {name(one.prefill_stage)}, "

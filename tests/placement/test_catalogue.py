@@ -88,6 +88,8 @@ def test_bare_gpus_make_a_machine(shipped: Catalogue) -> None:
     shape = shipped.bare_shape("RTX4090", 2, "spec")
     assert (shape.name, shape.num_gpus, shape.price_usd_per_hour) == ("2xRTX4090", 2, None)
     assert shipped.bare_shape("cpu", 1, "spec").name == "cpu"
+    assert shape.intra.bandwidth == 32e9
+    assert shipped.bare_shape("H100", 8, "spec").intra.bandwidth == 450e9
 
 
 def test_a_profile_overrides_single_figures(shipped: Catalogue, tmp_path: Path) -> None:
