@@ -23,7 +23,8 @@ from server import plan_inputs
 from server.clean_stdout import clean_stdout
 from server.plan_file import write_plan
 from server.plan_json import estimate_answer, explanation_answer, plan_answer
-from server.plan_picture import explanation_view, plan_view, printer
+from server.plan_picture import amount, explanation_view, plan_view, printer
+from server.unpriced import without_prices
 
 _DEFAULT_BEAM = 3
 
@@ -93,16 +94,20 @@ def _solver(
             say("searching as the paper does")
             return solve_paper(offers, estimator, goal, beam=beam or _DEFAULT_BEAM)
 
-        return by_paper
+        return without_prices(by_paper)
     if beam is not None:
         raise InvalidInput("--beam", "is for --solver paper")
 
     def exactly(offers: Sequence[Offer], /) -> Plan:
         from placement.optimizer import solve
 
-        return solve(offers, estimator, goal, time_limit_s=time_limit_s, on_progress=say)
+        return solve(offers, estimator, goal, time_limit_s=time_limit_s, on_progress=better)
 
-    return exactly
+    def better(value: float, bound: float) -> None:
+        best, limit = amount(value, goal.objective), amount(bound, goal.objective)
+        say(f"best so far {best}; no better than {limit}")
+
+    return without_prices(exactly)
 
 
 def _progress() -> tuple[Say, Callable[[], None]]:

@@ -72,8 +72,10 @@ def summary(plan: Plan, workload: Workload) -> list[Text]:
     lines = [
         f"{'throughput':<12}{rps:.3f} requests/s = {rps * tokens:,.0f} tokens/s (input + output)",
         f"{'price':<12}${price:.2f} an hour = ${usd_per_million_tokens(plan, workload):.3f} for a "
-        "million tokens (input + output)",
-        f"{'optimum':<12}{_amount(plan.value, plan.goal.objective)}; {_bound(plan)}",
+        "million tokens (input + output)"
+        if price
+        else f"{'price':<12}not known",
+        f"{'optimum':<12}{amount(plan.value, plan.goal.objective)}; {_bound(plan)}",
         f"{'solved':<12}in {plan.solve_s:.2f} s by the solver {plan.solver}",
     ]
     counted = sum(plan.goal.effective_rps(one.estimate, one.offers) for one in plan.pipelines)
@@ -173,12 +175,13 @@ def _alike(pipelines: Sequence[PlannedPipeline]) -> list[tuple[str, PlannedPipel
 def _picture(name: str, pipeline: PlannedPipeline, blocks: _Blocks) -> Group:
     estimate = pipeline.estimate
     stages = estimate.stages
+    price = pipeline.price_usd_per_hour
     of_each = "each " if name.startswith("pipelines") else ""
     title = Text.assemble(
         (name, "bold"),
         f": {of_each}{estimate.batch} requests in flight, {estimate.throughput_rps:.3f} "
-        f"requests/s, {estimate.latency_s:.1f} s a request, "
-        f"${pipeline.price_usd_per_hour:.2f} an hour",
+        f"requests/s, {estimate.latency_s:.1f} s a request"
+        + (f", ${price:.2f} an hour" if price else ""),
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("", "LAYERS", "MEMORY", "PREFILL", "DECODE"):
@@ -243,11 +246,12 @@ def _bound(plan: Plan) -> str:
     if plan.gap <= 1e-6:
         return "proven optimal"
     better = "below" if plan.goal.objective == "cost-for-load" else "above"
-    bound = _amount(plan.bound, plan.goal.objective)
+    bound = amount(plan.bound, plan.goal.objective)
     return f"no fleet is {better} {bound} (gap {plan.gap:.1%})"
 
 
-def _amount(value: float, objective: Objective) -> str:
+def amount(value: float, objective: Objective) -> str:
+    """A value of an objective, in its unit."""
     if objective == "throughput-per-dollar":
         return f"{value * 3600:,.1f} {_WORDS[objective]}"
     return f"{value:,.3f} {_WORDS[objective]}"
@@ -285,7 +289,7 @@ def _changes(changes: Sequence[Change], objective: Objective) -> Table:
         table.add_row(
             f"  {change.offer.label}",
             gain,
-            f"{_amount(plan.value, objective)}: {plan.throughput_rps:.3f} requests/s, "
+            f"{amount(plan.value, objective)}: {plan.throughput_rps:.3f} requests/s, "
             f"${plan.price_usd_per_hour:.2f} an hour, {machines(plan)}",
         )
     return table

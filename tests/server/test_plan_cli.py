@@ -290,8 +290,10 @@ def test_a_model_that_cannot_fit_is_one_line(
 ) -> None:
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text("offers: [{gpu: T4, price_usd_per_hour: 0.4}]")
-    code = plan(cluster, model="meta-llama/Llama-3.1-70B-Instruct")
-    assert "fit" in refused(capsys, code)
+    line = refused(capsys, plan(cluster, model="Qwen/Qwen3-32B"))
+    assert "Qwen/Qwen3-32B does not fit these machines: " in line
+    assert "GB are missing; " in line
+    assert " more T4 (on_demand) would do" in line
 
 
 def test_an_unknown_model_names_the_nearest(
