@@ -5,8 +5,8 @@ and three after the systems that it compares with (`benchmarks.placement_baselin
 simulated by the same engine: up to as many requests in flight as its memory holds on average,
 shared out by weighted round robin.
 
-- saturated: requests drawn from the trace, eight times as many as the fleet has in flight, all there
-  at once: the rate while each pipeline has requests waiting. This is what estimates are of.
+- saturated: requests drawn from the trace, eight times as many as the fleet has in flight, all
+  there at once: the rate while each pipeline has requests waiting. This is what estimates are of.
 - offline: the trace's first 5 minutes (70B, 1,309 requests) or 20 (32B, 5,299), all there at once,
   as in section 7.1.2: requests over the time until the last one ends. These are longer than the
   trace's mean (answers by 18 %), and the fleet fills up and runs empty within.
@@ -71,7 +71,10 @@ def _solved(objective: str) -> Planner:
 
 
 def _by_paper(beam: int) -> Planner:
-    return lambda offers, judge: algorithm_1(offers, paper_estimator(judge), beam_width=beam_width)
+    goal = Goal(objective="throughput-per-dollar")
+    return lambda offers, judge: _placement(
+        solve_paper(offers, paper_estimator(judge), goal, beam=beam)
+    )
 
 
 def _placement(plan: Plan) -> Placement:
@@ -188,8 +191,8 @@ def report(results: Sequence[dict[str, Any]]) -> str:
             continue
         parts.append(
             table(
-                [name, "estimated", "paced", "saturated", "ours / it", "offline", "ours / it", "in the paper",
-                 "USD/h", "requests/USD"],
+                [name, "estimated", "paced", "saturated", "ours / it", "offline", "ours / it",
+                 "in the paper", "USD/h", "requests/USD"],
                 [
                     [
                         one["planner"],
