@@ -52,8 +52,8 @@ Reading = Literal["batch", "continuous"]
 
 # Share of the KV space that the mean of all requests in flight may fill, in reading `continuous`:
 # with more, an engine that admits prompts as they fit preempts and computes again what it admitted.
-# In simulation 0.95 is the best of 0.85 to 1.05, by 8 to 17 % over no limit on pipelines of 60 to
-# 900 requests.
+# In simulation 0.95 is the best of 0.85 to 1.05, by 8 to 14 % over no limit
+# (benchmarks.placement_formulas).
 KV_MARGIN = 0.95
 
 
