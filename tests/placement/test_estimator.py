@@ -115,19 +115,42 @@ def test_all_reduces_are_paid_per_layer_and_pass() -> None:
     assert found.stages[0].decode_s == pytest.approx(5 * 4 * 4 * 2)
 
 
-def test_continuous_batching_reads_weights_once_per_micro_batch() -> None:
-    # Time is bytes: two stages, so two micro-batches of one request each.
-    reader = dataclasses.replace(GPU, flops=1e30, bandwidth=1.0)
-    box = dataclasses.replace(BOX, gpu=reader)
-    found = estimator(fidelity=CONTINUOUS).evaluate(
-        [stage(2, shape=box), stage(2, shape=box, node=1)], 2
-    )
-    # One pass of one request and layer: 8,192 + 4,096 + 20,480 + 10,240 of weights,
-    # 64 + 64 + 64 + 64 + 160 of rows, and 2·13·32 of cache.
-    layer = 43_008 + 416 + 832
-    assert found.stages[0].decode_s == pytest.approx(2 * 5 * 2 * layer)
-    assert found.batch_s == max(one.prefill_s + one.decode_s for one in found.stages)
+def test_without_a_pipeline_continuous_batching_does_the_same_work() -> None:
+    # Times are FLOPs, which do not depend on what runs together.
+    found = estimator(fidelity=CONTINUOUS).evaluate([stage(4)], 3)
+    work = 4 * (PREFILL + DECODE) + LOGITS_PREFILL + LOGITS_DECODE
+    assert found.batch_s == pytest.approx(3 * work)
+    assert found.stages[0].prefill_s == 3 * (4 * PREFILL + LOGITS_PREFILL)
     assert found.latency_s == found.batch_s
+    assert found.tpot_s == found.batch_s / 5
+
+
+def test_in_a_pipeline_prompts_hold_up_what_decodes_elsewhere() -> None:
+    found = estimator(fidelity=CONTINUOUS).evaluate([stage(2), stage(2, node=1)], 2)
+    # One request in each of two groups, so 0.2 prompts a step: they count 2/(1 + 0.4/4.2) times.
+    prompts = 2 / (1 + 0.4 / 4.2)
+    last = 2 * (2 * DECODE + LOGITS_DECODE + prompts * (2 * PREFILL + LOGITS_PREFILL))
+    assert found.batch_s == pytest.approx(last)
+    first = found.stages[0]
+    assert first.prefill_s + first.decode_s == pytest.approx(4 * (DECODE + prompts * PREFILL))
+
+
+def test_equally_fast_stages_have_the_same_pace_in_both_formulas() -> None:
+    judge = estimator(
+        dataclasses.replace(MODEL, vocab_size=64), dataclasses.replace(CONTINUOUS, max_batch=64)
+    )
+    stages = [stage(2), stage(2, node=1)]
+    slowest = judge.evaluate(stages, 6).batch_s
+    assert judge.paced_batch_s(stages, 6) == pytest.approx(slowest, rel=0.03)
+    # With a fast stage beside the slow one the bubbles are less.
+    uneven = [stage(3), stage(1, shape=FAST_BOX, node=1)]
+    assert judge.paced_batch_s(uneven, 6) < 0.9 * judge.evaluate(uneven, 6).batch_s
+
+
+def test_continuous_batching_holds_less_than_full_lengths() -> None:
+    memory = estimator(fidelity=CONTINUOUS).stage_memory(StageKind(shape=BOX, tp=1))
+    # 10 + 6/2 tokens of 64 bytes, 5 % left free.
+    assert memory.layer_kv_per_request == pytest.approx(13 * 64 / 0.95)
 
 
 def test_memory_by_hand() -> None:
@@ -226,8 +249,8 @@ FIDELITIES = st.sampled_from(
 
 def step_s(
     fidelity: Fidelity, input_tokens: int, output_tokens: int, tp: int, batch: int
-) -> tuple[float, float, float, float]:
-    """Prefill and decode seconds of a layer, and of the logits."""
+) -> tuple[float, ...]:
+    """Seconds of a layer and of the logits by phase; where phases run together, of a layer."""
     subject = Estimator(
         model=LLAMA_70B,
         workload=Workload(input_tokens=input_tokens, output_tokens=output_tokens),
@@ -235,12 +258,13 @@ def step_s(
     )
     kind, size = StageKind(shape=NODE, tp=tp), np.array([float(batch)])
     prefill, decode = subject.prefill_times(kind, size), subject.decode_times(kind, size, 2)
-    return (
-        float(prefill.layer_s[0]),
-        float(decode.layer_s[0]),
-        float(prefill.logits_s[0]),
-        float(decode.logits_s[0]),
+    layer, logits = (
+        [float(getattr(phase, name)[0]) for phase in (prefill, decode)]
+        for name in ("layer_s", "logits_s")
     )
+    if fidelity.reading == "continuous":
+        return (sum(layer),)
+    return (*layer, *logits)
 
 
 def never_below(larger: tuple[float, ...], smaller: tuple[float, ...]) -> bool:
@@ -276,6 +300,8 @@ def test_fewer_gpus_are_never_faster_but_for_their_links(
         free = dataclasses.replace(NODE, intra=FREE)
         kind, size = StageKind(shape=free, tp=tp), np.array([float(batch)])
         phases = (work_of.prefill_times(kind, size), work_of.decode_times(kind, size, 1))
+        if fidelity.reading == "continuous":
+            return (sum(float(one.layer_s[0]) for one in phases),)
         return tuple(float(value[0]) for one in phases for value in (one.layer_s, one.logits_s))
 
     assert never_below(computing(tp // 2), computing(tp))
