@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from benchmarks.placement_clusters import MODELS, cluster_24, cluster_76, cluste
 from benchmarks.record import median, save, table
 from placement.estimator import Estimator
 from placement.hardware import Offer
+from placement.model import ModelSpec
 from placement.optimizer import solve, solve_paper
 from placement.plan import Goal, Objective, Plan
 from placement.workload import find_workload
@@ -42,10 +43,13 @@ GROWTH = (20, 50, 100, 200, 500, 1000)
 @dataclass(frozen=True)
 class Options:
     parts: Sequence[Part]
+    clusters: Sequence[str]
+    models: Sequence[str]
     beams: Sequence[int]
     cap_s: float
     limit_s: float
     rounds: int
+    splits: Sequence[bool]
 
 
 def timed(run: Callable[[], Plan]) -> tuple[Plan | None, float, float]:
@@ -62,7 +66,7 @@ def exact(
     cluster: str, offers: list[Offer], objective: Objective, options: Options, rounds: int
 ) -> list[dict[str, Any]]:
     results = []
-    for model in MODELS:
+    for model in chosen_models(options):
         runs = []
         for _ in range(rounds):
             # A new estimator each time: nothing is cached from the round before.
@@ -96,11 +100,10 @@ def exact(
     return results
 
 
-def paper(cluster: str, offers: list[Offer], options: Options) -> list[dict[str, Any]]:
-    results = []
-    for model in MODELS:
+def paper(cluster: str, offers: list[Offer], options: Options) -> Iterator[dict[str, Any]]:
+    for model in chosen_models(options):
         for beam in options.beams:
-            for splits in (False, True):
+            for splits in options.splits:
                 estimator = Estimator(model=model, workload=find_workload("azure-conv"))
                 plan, wall_s, cpu_s = timed(
                     lambda estimator=estimator, beam=beam, splits=splits: solve_paper(  # type: ignore[misc]
@@ -112,20 +115,22 @@ def paper(cluster: str, offers: list[Offer], options: Options) -> list[dict[str,
                         time_limit_s=options.cap_s,
                     )
                 )
-                results.append(
-                    {
-                        "cluster": cluster,
-                        "model": model.name,
-                        "search": f"beam {beam} {'split' if splits else 'node'}",
-                        "wall_s": [wall_s],
-                        "cpu_s": [cpu_s],
-                        "load_average": os.getloadavg()[0],
-                        "is_capped": plan is None,
-                        **({} if plan is None else counted(plan)),
-                    }
-                )
-                show(results[-1])
-    return results
+                result = {
+                    "cluster": cluster,
+                    "model": model.name,
+                    "search": f"beam {beam} {'split' if splits else 'node'}",
+                    "wall_s": [wall_s],
+                    "cpu_s": [cpu_s],
+                    "load_average": os.getloadavg()[0],
+                    "is_capped": plan is None,
+                    **({} if plan is None else counted(plan)),
+                }
+                show(result)
+                yield result
+
+
+def chosen_models(options: Options) -> list[ModelSpec]:
+    return [model for model in MODELS if model.name in options.models]
 
 
 def counted(plan: Plan) -> dict[str, Any]:
@@ -167,14 +172,15 @@ def run(options: Options) -> None:
         path = save("placement_speed", parameters=vars(options), results=results)
         print(f"saved {path.name}", flush=True)
 
-    for cluster, offers in CLUSTERS.items() if "ours" in options.parts else ():
+    for cluster in options.clusters if "ours" in options.parts else ():
         for objective in OBJECTIVES:
-            keep(exact(cluster, offers(), objective, options, options.rounds))
+            keep(exact(cluster, CLUSTERS[cluster](), objective, options, options.rounds))
     for num in GROWTH if "growth" in options.parts else ():
         for objective in OBJECTIVES:
             keep(exact(f"{num} instances", cluster_of(num), objective, options, 1))
-    for cluster, offers in CLUSTERS.items() if "paper" in options.parts else ():
-        keep(paper(cluster, offers(), options))
+    for cluster in options.clusters if "paper" in options.parts else ():
+        for result in paper(cluster, CLUSTERS[cluster](), options):
+            keep([result])
     rows = [
         [
             str(result.get(key, ""))
@@ -190,18 +196,25 @@ def run(options: Options) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--clusters", nargs="+", choices=CLUSTERS, default=list(CLUSTERS))
+    names = [model.name for model in MODELS]
+    parser.add_argument("--models", nargs="+", choices=names, default=names)
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 3, 8, 32])
     parser.add_argument("--cap-s", type=float, default=600.0)
     parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--splits", choices=("node", "split", "both"), default="both")
     args = parser.parse_args()
     run(
         Options(
             parts=args.part or PARTS,
+            clusters=args.clusters,
+            models=args.models,
             beams=args.beams,
             cap_s=args.cap_s,
             limit_s=args.limit_s,
             rounds=args.rounds,
+            splits={"node": [False], "split": [True], "both": [False, True]}[args.splits],
         )
     )
 
