@@ -28,7 +28,8 @@ _TOLERANCE = 1e-9
 # Classes without a dual price cost this share of the mean, so that ratios stay finite.
 _LEAST_COST = 1e-7
 _MAX_ROUNDS = 200
-_GREEDY_TOLERANCE = 0.02
+_GREEDY_TOLERANCE = 0.05
+_MAX_GREEDY = 6
 
 
 @dataclass(slots=True)
@@ -75,10 +76,18 @@ class Relaxed:
 
 
 def greedy_columns(cluster: Cluster, is_over: Callable[[], bool]) -> list[Column]:
-    """The best pipelines per dollar, one after another until the machines are used up."""
+    """To begin with: the best pipelines per dollar of each class alone, so that every class has a
+    price; and of all, one after another, each until its machines are used up."""
     counts = cluster.counts.copy()
     columns: list[Column] = []
-    while not is_over():
+    for one in np.eye(len(counts), dtype=np.int64):
+        alone = best_ratio(
+            cluster, one * counts, cluster.prices, tolerance=_GREEDY_TOLERANCE, is_over=is_over
+        )
+        columns += alone.columns
+    for _ in range(_MAX_GREEDY):
+        if is_over():
+            break
         priced = best_ratio(
             cluster, counts, cluster.prices, tolerance=_GREEDY_TOLERANCE, is_over=is_over
         )

@@ -66,8 +66,12 @@ class CheapestMachines:
         Where it exceeds `limit` for any number of stages, stages are not counted.
         """
         held = machine_layers(rates, stages)
-        free = self._quick_cost(held)
+        free = self._quick_cost(held, is_bound=True)
         rows = np.flatnonzero(free <= limit)
+        if len(rows):
+            # Mostly machines are so many that it makes no difference which of them are the ends.
+            reached = self._quick_cost(held[rows], is_bound=False)
+            rows = rows[reached > free[rows]]
         if len(rows):
             free[rows] = self._free_cost(held[rows][:, :, None])
         if rates.depth is None:
@@ -85,13 +89,17 @@ class CheapestMachines:
             return self._cheapest(machine_layers(rates, stages)[:, :, None], 0)
         return self._cheapest(counted_layers(rates, stages, rates.depth), rates.depth)
 
-    def _quick_cost(self, held: Array) -> Array:
-        """[box]: a lower bound: the two ends may be machines that are in the middle as well."""
+    def _quick_cost(self, held: Array, *, is_bound: bool) -> Array:
+        """[box]: a lower bound: the two ends may be machines that are in the middle as well.
+
+        Else an upper one: two machines of each class are kept for the ends.
+        """
         table = np.full((len(held), self.num_layers + 1), np.inf)
         table[:, 0] = 0.0
         layers = np.arange(self.num_layers + 1)
         start = np.arange(len(held))[:, None] * len(layers)
-        for column, size in self._bundles(0):
+        counts = self.counts if is_bound else np.maximum(self.counts - 2, 0)
+        for column, size in self._middles(counts):
             middle = np.maximum(held[:, MIDDLE, self.shapes[column], None], 0).astype(np.int64)
             before = start + np.maximum(layers - size * middle, 0)
             table = np.minimum(table, table.reshape(-1)[before] + size * self.prices[column])
@@ -103,7 +111,10 @@ class CheapestMachines:
         chain = table.reshape(-1)[start[:, :, None] + index] + np.add.outer(
             self.prices, self.prices
         )
-        chain = np.where(np.isfinite(rest), chain, np.inf).min(axis=(1, 2))
+        is_pair = np.isfinite(rest)
+        if not is_bound:
+            is_pair = is_pair & ~np.diag(self.counts < 2)
+        chain = np.where(is_pair, chain, np.inf).min(axis=(1, 2))
         return np.asarray(np.minimum(chain, self._cost_alone(held[:, :, None], 0)))
 
     def _free_cost(self, held: Array) -> Array:
@@ -145,11 +156,13 @@ class CheapestMachines:
             rest = min(int(count), depth or self.num_layers)
             singles = rest if depth else min(rest, 2)
             yield from [(column, 1)] * singles
-            rest, power = rest - singles, 1
-            while rest > 0:
-                yield column, min(power, rest)
-                rest -= power
-                power *= 2
+            yield from [(column, size) for size in _powers(rest - singles)]
+
+    def _middles(self, counts: Ints) -> Iterator[tuple[int, int]]:
+        """As `_bundles`, of machines in the middle alone."""
+        for column, count in enumerate(counts):
+            for size in _powers(min(int(count), self.num_layers)):
+                yield column, size
 
     def _start(self, num: int, depth: int) -> Array:
         table = np.full((NUM_PLACES, depth + 1, num, self.num_layers + 1), np.inf)
@@ -212,3 +225,12 @@ class CheapestMachines:
                 place, num, (state, left, need) = taken
                 chosen += [Machine(column, place, num or None)] * size
         return in_order(chosen)
+
+
+def _powers(count: int) -> Iterator[int]:
+    """Numbers whose sums of some are all from 0 to `count`: 1, 2, 4, .. and the rest."""
+    power = 1
+    while count > 0:
+        yield min(power, count)
+        count -= power
+        power *= 2

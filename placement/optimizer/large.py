@@ -12,12 +12,14 @@ from placement.optimizer.columns import Chosen, found_columns, search_sets
 from placement.optimizer.fleet import Fleet, best_fleet
 from placement.optimizer.generation import Aim, Pool, Relaxed, generate, greedy_columns
 from placement.optimizer.pricing import best_ratio
+from placement.optimizer.search import TOLERANCE
 
 # Columns are sought to these shares of the bound, one after another; the next only as long as the
 # gap is not closed.
-_TOLERANCES = (1e-2, 1e-3)
+_TOLERANCES = (2e-2, 5e-3, 1e-3)
 _CLOSED = 1e-9
 _MAX_RATIO_STEPS = 20
+_ROUGH = 0.02
 # With so many sets of machines or fewer, those that could close the gap are searched one by one.
 _MAX_CLOSED = 2000
 
@@ -86,11 +88,16 @@ class Generation:
         if cluster.goal.on_demand_share > 0 or not aim.rps_worth:
             return False
         sets = cluster.sets()
-        floor = (sets @ relaxed.costs - (relaxed.bound - worth)) / relaxed.worth
-        search = search_sets(cluster, sets, np.maximum(floor * (1 - 1e-9), 0.0))
-        for rates in cluster.rates():
-            search.run(rates, is_over=self.clock.is_over)
-        self.pool.add(found_columns(cluster, search, range(len(sets))))
+        search = search_sets(cluster, sets)
+        # Roughly at first: a better fleet leaves fewer sets to be searched to the end.
+        for search.tolerance in (_ROUGH, TOLERANCE):
+            floor = (sets @ relaxed.costs - (relaxed.bound - worth)) / relaxed.worth
+            search.floor = np.maximum(floor * (1 - TOLERANCE), 0.0)
+            for rates in cluster.rates():
+                search.run(rates, is_over=self.clock.is_over)
+            self.pool.add(found_columns(cluster, search, range(len(sets))))
+            fleet = best_fleet(self.pool.packing)
+            worth = worth if fleet is None else max(worth, fleet.value)
         return not self.clock.is_over()
 
     def _reach_load(self) -> None:

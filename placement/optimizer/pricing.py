@@ -18,6 +18,8 @@ from placement.optimizer.rates import Ints
 from placement.optimizer.search import TOLERANCE, Search
 from placement.roofline import Array
 
+_ROUGH = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
@@ -58,8 +60,11 @@ def best_ratio(
         tolerance=tolerance,
         cap_rps=cap_rps,
     )
-    for rates in cluster.rates():
-        search.run(rates, is_over=is_over)
+    # Where each depth is searched apart, roughly at first: what is good at one cuts the others.
+    for search.tolerance in (tolerance,) if cluster.depths[0] is None else (_ROUGH, tolerance):
+        search.bound[:] = 0.0
+        for rates in cluster.rates():
+            search.run(rates, is_over=is_over)
     columns = []
     for point in search.trail:
         stages, machines, batch = search.stages(0, point)

@@ -22,6 +22,9 @@ from placement.plan import Goal, Plan
 
 # Clusters with fewer sets of machines are solved by the best pipeline of each.
 MAX_LISTED = 40
+# So many where loads and prices are limited: one pipeline more or less matters there, and column
+# generation leaves a gap.
+MAX_LISTED_LIMITED = 200
 # So many are still listed where pipelines of machines given differ from the cheapest: latencies
 # that are sums over the stages, interruptions, shares; and to close a gap of column generation.
 MAX_CLOSED = 2000
@@ -75,8 +78,8 @@ def _choose(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
     if is_free and is_plain and goal.objective == "throughput-per-dollar":
         return best_pipeline_repeated(cluster, clock)
     has_shares = goal.on_demand_share > 0 or goal.max_zone_share < 1
-    is_listed = MAX_LISTED if is_plain and not has_shares else MAX_CLOSED
-    if num_sets <= is_listed:
+    max_listed = MAX_LISTED if goal.objective == "throughput" and is_free else MAX_LISTED_LIMITED
+    if num_sets <= (max_listed if is_plain and not has_shares else MAX_CLOSED):
         return list_all(cluster, clock)
     return Generation(cluster, clock).run()
 

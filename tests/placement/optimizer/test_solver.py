@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -13,7 +14,8 @@ from placement.estimator import Estimator
 from placement.hardware import Gpu, Link, Offer, Shape
 from placement.model import ModelSpec
 from placement.optimizer import solve
-from placement.plan import Goal
+from placement.optimizer.clock import Clock
+from placement.plan import Goal, Objective
 from placement.workload import Workload
 
 LINK = Link(latency_s=1e-5, bandwidth=1e10)
@@ -87,11 +89,21 @@ def test_offers_that_mean_nothing_are_named(bad: Offer, field: str) -> None:
     assert caught.value.field == field
 
 
-def test_when_time_is_over_the_best_found_comes_with_a_bound() -> None:
+@pytest.mark.parametrize("num_rounds", [2, 4, 6, 8])
+@pytest.mark.parametrize("objective", ["throughput-per-dollar", "throughput"])
+def test_when_time_is_over_the_best_found_comes_with_a_bound(
+    num_rounds: int, objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
     offers = [offer(SMALL, 4, 3, 4.6), offer(LARGE, 1, 4, 1.9)]
-    best = solve(offers, ESTIMATOR, Goal())
+    goal = Goal(objective=objective)
+    best = solve(offers, ESTIMATOR, goal)
     assert best.gap <= 1e-9
-    rushed = solve(offers, ESTIMATOR, Goal(), time_limit_s=0.1)
+    rounds = itertools.count()
+    monkeypatch.setattr(Clock, "is_over", lambda clock: next(rounds) >= num_rounds)
+    try:
+        rushed = solve(offers, ESTIMATOR, goal)
+    except Infeasible:
+        return
     assert rushed.value <= best.value * (1 + 1e-9)
     assert rushed.bound >= best.value * (1 - 1e-9)
 
