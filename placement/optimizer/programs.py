@@ -35,7 +35,7 @@ def solve_program(
 ) -> Solution | None:
     """The best solution; None where there is none, or none was found in time."""
     highs = highspy.Highs()  # type: ignore[no-untyped-call]
-    highs.setOptionValue("output_flag", False)
+    highs.silent()
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("mip_rel_gap", 0.0)
     highs.setOptionValue("mip_abs_gap", 1e-12)
