@@ -199,11 +199,18 @@ class Estimator:
             return self._phase_times(
                 kind, decode_pass(batch, context), workload.output_tokens + 0 * batch
             )
-        steps = self._step_times(kind, batch, depth)
-        prefill = self.prefill_times(kind, batch)
-        num_steps = depth * workload.output_tokens
         return _combine(
-            lambda decode, added, alone: num_steps * (decode + added) - alone, *steps, prefill
+            lambda both, alone: both - alone,
+            self.continuous_times(kind, batch, depth),
+            self.prefill_times(kind, batch),
+        )
+
+    def continuous_times(self, kind: StageKind, batch: Array, depth: int) -> PhaseTimes:
+        """Both phases together in reading `continuous`: their sum alone is a time there."""
+        num_steps = depth * self.workload.output_tokens
+        return _combine(
+            lambda decode, added: num_steps * (decode + added),
+            *self._step_times(kind, batch, depth),
         )
 
     def _step_times(

@@ -67,11 +67,15 @@ def _tiled_s(
     wave_s = 2.0 * height * width * by.num_processors * (k / split + by.depth_overhead) / rate
     merge_s = np.where(split > 1, _PARTIAL_BYTES * split, 0.0) * n
     merge_s = merge_s / (gpu.bandwidth * by.bandwidth_share)
-    waves = np.ceil(m / height) * (np.ceil(n / width) * split) / by.num_processors
+    # In place: the optimizer's tables are made of little else.
+    waves = np.ceil(m / height) * (np.ceil(n / width) * split / by.num_processors)
     full = np.floor(waves)
     rest = waves - full
-    waves = full + np.where(rest > 0.0, np.maximum(rest, 1.0 / by.solo_rate), 0.0)
-    best: Array = (waves * wave_s + m * merge_s).min(axis=0)
+    np.maximum(rest, 1.0 / by.solo_rate, out=rest, where=rest > 0.0)
+    full += rest
+    full *= wave_s
+    full += m * merge_s
+    best: Array = full.min(axis=0)
     return best
 
 

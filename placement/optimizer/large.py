@@ -126,7 +126,7 @@ class Generation:
             if fleet is None:
                 break
             aim = Aim(rps_worth=1.0, price_worth=fleet.value)
-            gain = self._linear(aim, sign=1) if False else self._gain(aim)
+            gain = self._gain(aim)
             bound = min(bound, fleet.value + gain / self._least_price(free.bound))
             better = best_fleet(self.pool.packing)
             assert better is not None, "there was one before"

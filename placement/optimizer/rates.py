@@ -148,11 +148,12 @@ def _kind_times(estimator: Estimator, kind: StageKind, batch: Array, depth: int 
             axis=-1,
         )
         for times in (
-            estimator.prefill_times(kind, batch),
-            estimator.decode_times(kind, batch, depth or 1),
+            (estimator.continuous_times(kind, batch, depth),)
+            if depth is not None
+            else (estimator.prefill_times(kind, batch), estimator.decode_times(kind, batch, 1))
         )
     ]
-    return np.stack(phases if depth is None else [phases[0] + phases[1]], axis=1)
+    return np.stack(phases, axis=1)
 
 
 def _sparse_minima(times: Array) -> tuple[Array, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from placement.estimator import Estimator
 from placement.hardware import Offer
+from placement.optimizer.ceilings import ceiling
 from placement.optimizer.clock import Clock, OnProgress, nothing_meets
 from placement.optimizer.cluster import Cluster, make_cluster
 from placement.optimizer.columns import Chosen, Column, found_columns, plan_pipelines, search_sets
@@ -54,6 +55,8 @@ def solve(
     if not fits(cluster):
         raise does_not_fit(cluster)
     chosen, fleet = _choose(cluster, clock)
+    if clock.is_over():
+        fleet = replace(fleet, bound=_tighter(fleet, goal, ceiling(cluster)))
     return Plan(
         pipelines=plan_pipelines(cluster, chosen),
         goal=goal,
@@ -62,6 +65,13 @@ def solve(
         solve_s=clock.passed_s,
         solver="exact",
     )
+
+
+def _tighter(fleet: Fleet, goal: Goal, other: float) -> float:
+    """The better of two bounds, and no better than what was found."""
+    if goal.objective == "cost-for-load":
+        return min(max(fleet.bound, other), fleet.value)
+    return max(min(fleet.bound, other), fleet.value)
 
 
 def _choose(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:

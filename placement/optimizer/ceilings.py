@@ -1,0 +1,83 @@
+"""Bounds that need no search: what each machine can add to a fleet's throughput at most.
+
+A pipeline of throughput r gives a stage of l layers at most 1 / r seconds per request, so
+r · l · t ≤ 1 with t the seconds of a layer per request. Summed over its stages, r · N_L is at most
+Σ 1 / t: whatever machines it is made of, they add up. So a fleet's throughput is at most the sum of
+its machines' shares, its ratio to dollars the best machine's, and its price for a load that of the
+best machines for their shares. For a search that was cut off before it proved anything better.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from placement.estimator import StageKind
+from placement.hardware import Shape
+from placement.optimizer.cluster import Cluster
+from placement.optimizer.rates import LAYER, allowed_tps, tabulate
+from placement.roofline import Array
+
+
+def ceiling(cluster: Cluster) -> float:
+    """No fleet of these machines has a better value of the goal's objective."""
+    shares = machine_rps(cluster)
+    prices, counts = cluster.prices, cluster.counts
+    objective = cluster.goal.objective
+    if objective == "throughput":
+        return float(shares @ counts)
+    ratios = shares / prices
+    if objective == "throughput-per-dollar":
+        return float(ratios.max())
+    load = cluster.goal.load_rps
+    assert load is not None
+    price = 0.0
+    for index in np.argsort(-ratios):
+        taken = min(load, float(shares[index] * counts[index]))
+        price += taken / float(ratios[index])
+        load -= taken
+    return price
+
+
+def machine_rps(cluster: Cluster) -> Array:
+    """[class]: requests per second that a machine adds at most to those of a fleet."""
+    shapes, tps = cluster.shapes, allowed_tps(cluster.estimator, cluster.shapes)
+    layer_s = _least_layer_s(cluster)
+    by_shape = np.zeros(len(shapes))
+    for column, shape in enumerate(shapes):
+        speed = {tp: 1 / float(layer_s[column, row]) for row, tp in enumerate(tps)}
+        by_shape[column] = _best_split(shape, speed)
+    return np.asarray(by_shape[cluster.shape_of] / cluster.num_layers)
+
+
+def _best_split(shape: Shape, speed: dict[int, float]) -> float:
+    """The largest sum of speeds of stages on so many GPUs."""
+    best = [0.0] * (shape.num_gpus + 1)
+    for gpus in range(1, shape.num_gpus + 1):
+        options = [best[gpus - tp] + one for tp, one in speed.items() if tp <= gpus]
+        best[gpus] = max([best[gpus - 1], *options])
+    return best[-1]
+
+
+def _least_layer_s(cluster: Cluster) -> Array:
+    """[shape, tp]: seconds of a layer per request, less than at any batch and depth.
+
+    Reading `continuous`: the time of a group of b requests in one of D stages grows with b, and for
+    the same b with D. So per request it is at least that of one stage with i requests over i + 1,
+    for i ≤ b < i + 1.
+    """
+    if cluster.estimator.fidelity.reading == "batch":
+        rates = tabulate(cluster.estimator, cluster.shapes, cluster.layers, None)
+        return np.asarray(rates.times[1:, :, LAYER].sum(axis=1).min(axis=0))
+    tps = allowed_tps(cluster.estimator, cluster.shapes)
+    batch = np.arange(1, len(cluster.layers), dtype=np.float64)
+    # Of less than one request each in as many groups as there may be.
+    first = np.array([1.0 / max(depth for depth in cluster.depths if depth is not None)])
+    least = np.full((len(cluster.shapes), len(tps)), np.inf)
+    for column, shape in enumerate(cluster.shapes):
+        for row, tp in enumerate(tps):
+            if tp <= shape.num_gpus:
+                kind = StageKind(shape=shape, tp=tp)
+                sizes = np.concatenate([first, batch])
+                seconds = cluster.estimator.continuous_times(kind, sizes, 1).layer_s
+                least[column, row] = (seconds / np.concatenate([[1.0], batch + 1])).min()
+    return least
