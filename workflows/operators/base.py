@@ -1,0 +1,61 @@
+"""What an operator is: one kind of work that a node can do.
+
+A new operator is a class that implements `Operator`, in a file of its own, and a line where the
+server puts its operators together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel
+
+JsonType = Literal["string", "number", "integer", "boolean", "object", "array", "any"]
+Output = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeContext:
+    """Where a node's work happens.
+
+    tenant: whose run it is. idempotency_key: the same for every try of this node in this run, and
+    for none else. attempt: from 1. emit: takes text of a partial output as it is made.
+    """
+
+    run_id: str
+    node_id: str
+    tenant: str
+    idempotency_key: str
+    attempt: int = 1
+    emit: Callable[[str], None] = lambda _: None
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeResult:
+    """output: JSON, with the fields that the operator declares. usage: tokens by name."""
+
+    output: Output
+    usage: dict[str, int] = field(default_factory=dict)
+
+
+class Operator(Protocol):
+    """One kind of work.
+
+    params: what a node's `params` must be once templates are rendered.
+    outputs: the fields of its output and their JSON types; None if only a run can tell.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def params(self) -> type[BaseModel]: ...
+
+    @property
+    def outputs(self) -> Mapping[str, JsonType] | None: ...
+
+    async def run(self, params: Any, context: NodeContext) -> NodeResult:
+        """Does the work. params: an instance of `self.params`. Raises NodeFailed."""
+        ...
