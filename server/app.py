@@ -19,6 +19,14 @@ from server.endpoints.models import ModelList
 from server.endpoints.operations import Health, Load, MetricsPage, Readiness, Version
 from server.endpoints.responses import CancelResponse, InputItems, Responses, StoredResponses
 from server.endpoints.tokenization import Detokenize, Tokenize
+from server.endpoints.workflows import (
+    CancelRun,
+    OneRun,
+    RunEventStream,
+    Runs,
+    RunWorkflow,
+    ValidateWorkflow,
+)
 from server.errors import MethodNotAllowed, RouteNotFound
 from server.gateway import Gateway
 from server.logs import RequestLog
@@ -26,6 +34,7 @@ from server.middleware import ApiKeys, ErrorBoundary, RequestContext
 from server.openapi import openapi_of
 from server.responses_store import ResponsesStore
 from server.tracing import RequestTracer
+from server.workflow_operators import operators_of
 
 OPEN_PATHS = ("/health", "/version", "/ready")
 ADMIN_PREFIX = "/admin/"
@@ -121,6 +130,7 @@ def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list
         ]
     return [
         *routes,
+        *_workflow_routes(gateway),
         post("/tokenize", Tokenize(gateway)),
         post("/detokenize", Detokenize(gateway)),
         get("/health", Health(gateway)),
@@ -128,6 +138,19 @@ def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list
         get("/load", Load(gateway)),
         get("/version", Version(gateway)),
         get("/metrics", MetricsPage(gateway)),
+    ]
+
+
+def _workflow_routes(gateway: Gateway) -> list[BaseRoute]:
+    operators = {one.name: one for one in operators_of(gateway)}
+    run = "/v1/workflows/{run_id}"
+    return [
+        post("/v1/workflows", RunWorkflow(gateway, operators)),
+        post("/v1/workflows/validate", ValidateWorkflow(gateway, operators)),
+        get("/v1/workflows", Runs(gateway)),
+        get(run, OneRun(gateway)),
+        get(f"{run}/events", RunEventStream(gateway)),
+        post(f"{run}/cancel", CancelRun(gateway)),
     ]
 
 

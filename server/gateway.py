@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import anyio
+
 from server.errors import ModelNotFound, ShuttingDown
 from server.journal import Journal
 from server.metrics import Metrics
@@ -19,11 +21,17 @@ from server.text.tokenizer import ChatTokenizer
 from spot.engines.base import Engine, EngineStatus
 from spot.errors import EngineUnavailable, Overloaded, ShuntyardError
 from spot.parsed import ParserSource
+from workflows.service import WorkflowService
 
 
 def unix_s() -> int:
     """Wall-clock seconds, for timestamps that people read. Never for durations."""
     return int(time.time())  # noqa: TID251
+
+
+def unix_of(at_s: float) -> float:
+    """The wall clock at a moment of the event loop's clock, in seconds."""
+    return time.time() - (anyio.current_time() - at_s)  # noqa: TID251
 
 
 @dataclass(slots=True)
@@ -155,6 +163,7 @@ class Gateway:
     """Everything that endpoints share.
 
     further_engines: those of pooling models. journal: None unless generations are journaled.
+    workflows: entered by the caller, as the engine and the keeper are.
     """
 
     model: ServedModel
@@ -167,6 +176,7 @@ class Gateway:
     further_engines: list[HasStatus] = field(default_factory=list)
     live: set[Failable] = field(default_factory=set)
     journal: Journal | None = None
+    workflows: WorkflowService = field(default_factory=WorkflowService)
 
     @property
     def fingerprint(self) -> str:

@@ -201,6 +201,7 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
         for pooling_engine in parts.pooling_engines:
             await stack.enter_async_context(pooling_engine)
         await stack.enter_async_context(gateway.keeper)
+        await stack.enter_async_context(gateway.workflows)
 
         async def announce() -> None:
             nonlocal exit_code

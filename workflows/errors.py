@@ -4,7 +4,8 @@ WorkflowError
 ├── InvalidWorkflow       the document cannot be run; every problem at once, nothing was run
 ├── TemplateError         a template that cannot be compiled or rendered
 ├── NodeFailed            one node's work failed; says whether another try could help
-└── RunNotFound           no run of this id, or of another tenant
+├── RunNotFound           no run of this id, or of another tenant
+└── TooManyRuns           the limit of runs at once is reached
 """
 
 from __future__ import annotations
@@ -59,3 +60,7 @@ class NodeFailed(WorkflowError):
 
 class RunNotFound(WorkflowError):
     """There is no such run for this tenant."""
+
+
+class TooManyRuns(WorkflowError):
+    """As many runs are active as may be. Worth trying again later."""

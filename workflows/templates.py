@@ -14,6 +14,7 @@ A template comes from whoever may post a workflow, so it must not cost more than
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -254,7 +255,11 @@ class Template:
             with _bounded():
                 return self._evaluate(scope)
         except jinja2.UndefinedError as error:
-            raise TemplateError(f"{error.message} in {_shown(self.source)}") from None
+            # "'dict object' has no attribute 'z'" is Python's view of the author's data.
+            message = re.sub(
+                r"'[\w ]+ object' has no (attribute|element)", "there is no", str(error)
+            )
+            raise TemplateError(f"{message} in {_shown(self.source)}") from None
         except TemplateError as error:
             raise TemplateError(f"{error.message} in {_shown(self.source)}") from None
         except RecursionError:
@@ -382,12 +387,22 @@ def _compile_expression(expression: nodes.Expr) -> Callable[[Mapping[str, Any]],
         context = template.new_context(dict(scope))
         for _ in template.root_render_func(context):
             pass
-        value = context.vars["result"]
-        if isinstance(value, jinja2.Undefined):
-            value._fail_with_undefined_error()
-        return list(value) if isinstance(value, Iterator) else value
+        return _plain(context.vars["result"])
 
     return evaluate
+
+
+def _plain(value: Any) -> Any:
+    """What filters give as JSON has it: lists for tuples and iterators, nothing undefined."""
+    if isinstance(value, jinja2.Undefined):
+        value._fail_with_undefined_error()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, Iterator)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    raise TemplateError(f"the value is {type(value).__name__}, which JSON does not have,")
 
 
 def _compile_text(tree: nodes.Template) -> Callable[[Mapping[str, Any]], str]:

@@ -1,0 +1,111 @@
+"""The operators of workflows that this server has."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import anyio
+
+from server.endpoints.chat import ChatCompletions, WholeChoice
+from server.errors import ShuttingDown, describe
+from server.gateway import Gateway
+from server.generation_run import GenerationRun, usage
+from server.protocol.workflows import LlmParams
+from server.record import RequestRecord
+from server.sampling import constraint_param
+from spot.errors import ShuntyardError
+from workflows.errors import NodeFailed
+from workflows.operators.base import JsonType, NodeContext, NodeResult, Operator
+from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
+
+_ENDPOINT = "workflow:llm"
+
+
+def operators_of(gateway: Gateway) -> list[Operator]:
+    """Every operator that a node can name."""
+    return [LlmOperator(gateway), TemplateOperator(), MergeOperator(), SelectOperator()]
+
+
+class LlmOperator:
+    """One answer of the served model; its parameters are those of a chat completion."""
+
+    name = "llm"
+    params = LlmParams
+    outputs: Mapping[str, JsonType] = {
+        "text": "string",
+        "message": "object",
+        "tool_calls": "array",
+        "reasoning": "string",
+        "finish_reason": "string",
+    }
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._chat = ChatCompletions(gateway)
+
+    async def run(self, params: LlmParams, context: NodeContext) -> NodeResult:
+        record = RequestRecord(
+            request_id=f"{context.run_id}-{context.node_id}-{secrets.token_hex(4)}",
+            method="POST",
+            path="/v1/workflows",
+            arrived_s=anyio.current_time(),
+            tenant=context.tenant,
+            status=200,
+            stream=bool(params.stream),
+        )
+        try:
+            return await self._answer(params, record, context)
+        except ShuntyardError as error:
+            record.outcome, record.error = "failed", error.message
+            raise _node_failed(error) from None
+        except BaseException:
+            record.outcome = "aborted"
+            raise
+        finally:
+            self._gateway.metrics.observe(record, _ENDPOINT, anyio.current_time())
+
+    async def _answer(
+        self, params: LlmParams, record: RequestRecord, context: NodeContext
+    ) -> NodeResult:
+        raw = params.model_dump(mode="json", exclude_unset=True, exclude={"prompt"})
+        job = await self._chat.prepare(params, raw, record)
+        run = GenerationRun(
+            self._gateway,
+            record,
+            job.generations,
+            job.assemblers,
+            num_prompt_tokens=len(job.prompt_token_ids),
+            constraint_param=constraint_param(params),
+        )
+        choice = WholeChoice(job, 0)
+        with run:
+            while not run.is_done:
+                for _, piece in await run.pieces():
+                    choice.add(piece)
+                    if params.stream and piece.content:
+                        context.emit(piece.content)
+        answer = choice.render()
+        message = answer["message"]
+        record.finish_reasons = [answer["finish_reason"]]
+        counts = {name: count for name, count in usage(record).items() if isinstance(count, int)}
+        return NodeResult(
+            output={
+                "text": message["content"] or "",
+                "message": message,
+                "tool_calls": message.get("tool_calls", []),
+                "reasoning": message.get("reasoning", ""),
+                "finish_reason": answer["finish_reason"],
+            },
+            usage={**counts, "cached_tokens": record.num_cached_tokens},
+        )
+
+
+def _node_failed(error: ShuntyardError) -> NodeFailed:
+    reply = describe(error)
+    return NodeFailed(
+        error.message,
+        code=reply.code or "invalid_request",
+        is_retryable=(reply.status >= 500 or reply.status == 429)
+        and not isinstance(error, ShuttingDown),
+    )

@@ -1,0 +1,224 @@
+"""Runs workflows: carries out what `workflows.run_state` decides, and keeps what has ended a while.
+
+Every node's work is a task of its own. Nothing here decides what runs next.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from anyio.abc import TaskGroup
+from pydantic import ValidationError
+
+from workflows.checked import CheckedWorkflow, check_inputs
+from workflows.errors import NodeFailed, RunNotFound, TooManyRuns
+from workflows.operators.base import NodeContext, NodeResult
+from workflows.run_events import RunEvents
+from workflows.run_state import Command, Happened, RunState, StartNode, StopNode
+from workflows.values import shown_path
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Run:
+    """One run. ended: is set once its last event was logged and all of its work has stopped."""
+
+    id: str
+    tenant: str
+    state: RunState
+    events: RunEvents = field(default_factory=RunEvents)
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    _scopes: dict[str, anyio.CancelScope] = field(default_factory=dict)
+    _num_tasks: int = 0
+
+
+class WorkflowService:
+    """An async context manager; leaving it cancels every run.
+
+    max_active: runs at once. max_kept, max_kept_s: how many ended runs can still be asked for, and
+    for how long.
+    """
+
+    def __init__(
+        self, *, max_active: int = 1000, max_kept: int = 1000, max_kept_s: float = 3600.0
+    ) -> None:
+        self._max_active = max_active
+        self._max_kept = max_kept
+        self._max_kept_s = max_kept_s
+        self._active: dict[str, Run] = {}
+        self._kept: OrderedDict[str, Run] = OrderedDict()
+        self._group: TaskGroup | None = None
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    async def __aenter__(self) -> Self:
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._group is not None
+        for run in list(self._active.values()):
+            self.cancel(run)
+        self._group.cancel_scope.cancel()
+        await self._group.__aexit__(exc_type, exc, traceback)
+
+    def submit(self, workflow: CheckedWorkflow, inputs: Mapping[str, Any], *, tenant: str) -> Run:
+        """Start a run. Raises InvalidWorkflow for inputs that the workflow does not take, and
+        TooManyRuns."""
+        check_inputs(workflow.spec, inputs)
+        if len(self._active) >= self._max_active:
+            raise TooManyRuns(f"{self._max_active} runs are active; try again later")
+        now_s = anyio.current_time()
+        run = Run(
+            id=f"run_{secrets.token_hex(12)}",
+            tenant=tenant,
+            state=RunState(workflow, inputs, now_s=now_s),
+        )
+        self._active[run.id] = run
+        if workflow.spec.deadline_s is not None:
+            self._spawn(run, "", self._expire, run, workflow.spec.deadline_s)
+        self._carry_out(run, run.state.start(now_s=now_s))
+        return run
+
+    def find(self, run_id: str, *, tenant: str) -> Run:
+        """A run that is active or kept. Raises RunNotFound, also for another tenant's."""
+        self._forget_old()
+        run = self._active.get(run_id) or self._kept.get(run_id)
+        if run is None or run.tenant != tenant:
+            raise RunNotFound(f"there is no run {run_id[:64]!r}")
+        return run
+
+    def runs(self, *, tenant: str) -> list[Run]:
+        """A tenant's runs, the newest first."""
+        self._forget_old()
+        runs = [*self._kept.values(), *self._active.values()]
+        mine = [run for run in runs if run.tenant == tenant]
+        return sorted(mine, key=lambda run: run.state.created_s, reverse=True)
+
+    def cancel(self, run: Run) -> None:
+        """Stop a run. Does nothing if it has ended."""
+        self._carry_out(run, run.state.cancel(now_s=anyio.current_time()))
+
+    def _carry_out(self, run: Run, commands: list[Command]) -> None:
+        now_s = anyio.current_time()
+        for command in commands:
+            match command:
+                case Happened(type=kind, node_id=node_id, data=data):
+                    run.events.add(kind, node_id, data, now_s=now_s)
+                case StartNode(node=node):
+                    self._spawn(run, node.spec.id, self._work, run, command)
+                case StopNode(node_id=node_id):
+                    run._scopes[node_id].cancel()
+        if run.state.has_ended:
+            self._end_if_idle(run)
+
+    def _spawn(self, run: Run, key: str, work: Callable[..., Any], *args: Any) -> None:
+        """Run `work` in a task that can be stopped by `key` (the empty one: with the run)."""
+        assert self._group is not None
+        scope = anyio.CancelScope()
+        run._scopes[key] = scope
+        run._num_tasks += 1
+
+        async def task() -> None:
+            try:
+                with scope:
+                    await work(*args)
+            finally:
+                run._num_tasks -= 1
+                if run.state.has_ended:
+                    self._end_if_idle(run)
+
+        self._group.start_soon(task)
+
+    def _end_if_idle(self, run: Run) -> None:
+        """Close a run that has ended, as soon as none of its tasks is left."""
+        deadline = run._scopes.get("")
+        if deadline is not None:
+            deadline.cancel()
+        if run._num_tasks or run.ended.is_set():
+            return
+        run.events.close()
+        run.ended.set()
+        self._active.pop(run.id, None)
+        self._kept[run.id] = run
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        oldest_s = anyio.current_time() - self._max_kept_s
+        while self._kept:
+            run = next(iter(self._kept.values()))
+            ended_s = run.state.finished_s
+            assert ended_s is not None
+            if len(self._kept) <= self._max_kept and ended_s >= oldest_s:
+                return
+            del self._kept[run.id]
+
+    async def _expire(self, run: Run, deadline_s: float) -> None:
+        await anyio.sleep(deadline_s)
+        self._carry_out(run, run.state.expire(now_s=anyio.current_time()))
+
+    async def _work(self, run: Run, start: StartNode) -> None:
+        """One try of one node, and its report."""
+        node_id, state = start.node.spec.id, run.state
+        await anyio.sleep(start.delay_s)
+        self._carry_out(run, state.work_started(node_id, now_s=anyio.current_time()))
+        try:
+            result = await _try_once(run, start)
+        except NodeFailed as error:
+            now_s = anyio.current_time()
+            self._carry_out(run, state.work_failed(node_id, error, now_s=now_s))
+        else:
+            now_s = anyio.current_time()
+            self._carry_out(run, state.work_completed(node_id, result, now_s=now_s))
+
+
+async def _try_once(run: Run, start: StartNode) -> NodeResult:
+    """Raises NodeFailed, and nothing else."""
+    spec, operator = start.node.spec, start.node.operator
+
+    def emit(text: str) -> None:
+        run.events.add("node.delta", spec.id, {"text": text}, now_s=anyio.current_time())
+
+    context = NodeContext(
+        run_id=run.id,
+        node_id=spec.id,
+        tenant=run.tenant,
+        idempotency_key=f"{run.id}:{spec.id}",
+        attempt=start.attempt,
+        emit=emit,
+    )
+    try:
+        params = operator.params.model_validate(start.params)
+        with anyio.move_on_after(spec.timeout_s):
+            return await operator.run(params, context)
+    except ValidationError as error:
+        raise NodeFailed(_described(error), code="invalid_params", is_retryable=False) from None
+    except NodeFailed:
+        raise
+    except Exception:
+        # The boundary of an operator's own code: its bug ends the node, not the server.
+        logger.exception("node %s of run %s failed", spec.id, run.id)
+        raise NodeFailed("internal error", code="internal_error", is_retryable=False) from None
+    raise NodeFailed(f"took longer than {spec.timeout_s:g} s", code="timeout", is_retryable=True)
+
+
+def _described(error: ValidationError) -> str:
+    """The first problems of parameters that turned out wrong once they were rendered."""
+    problems = error.errors(include_url=False, include_context=False)
+    return "; ".join(f"{shown_path(('params', *one['loc']))}: {one['msg']}" for one in problems[:5])
