@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
+from starlette.convertors import register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -23,9 +24,9 @@ from server.endpoints.workflows import (
     CancelRun,
     OneRun,
     RunEventStream,
-    Runs,
-    RunWorkflow,
+    RunIdConvertor,
     ValidateWorkflow,
+    Workflows,
 )
 from server.errors import MethodNotAllowed, RouteNotFound
 from server.gateway import Gateway
@@ -142,16 +143,20 @@ def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list
 
 
 def _workflow_routes(gateway: Gateway) -> list[BaseRoute]:
+    register_url_convertor("run", RunIdConvertor())
     operators = {one.name: one for one in operators_of(gateway)}
-    run = "/v1/workflows/{run_id}"
-    return [
-        post("/v1/workflows", RunWorkflow(gateway, operators)),
-        post("/v1/workflows/validate", ValidateWorkflow(gateway, operators)),
-        get("/v1/workflows", Runs(gateway)),
-        get(run, OneRun(gateway)),
-        get(f"{run}/events", RunEventStream(gateway)),
-        post(f"{run}/cancel", CancelRun(gateway)),
-    ]
+    workflows = Workflows(gateway, operators)
+    routes: list[BaseRoute] = []
+    for prefix in ("/v1/workflows", "/workflows"):
+        run = f"{prefix}/{{run_id:run}}"
+        routes += [
+            KnownRoute(prefix, endpoint=workflows, methods=["GET", "POST"]),
+            post(f"{prefix}/validate", ValidateWorkflow(gateway, operators)),
+            get(run, OneRun(gateway)),
+            get(f"{run}/events", RunEventStream(gateway)),
+            post(f"{run}/cancel", CancelRun(gateway)),
+        ]
+    return routes
 
 
 class KnownRoute(Route):

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import anyio
-
 from server.errors import ModelNotFound, ShuttingDown
 from server.journal import Journal
 from server.metrics import Metrics
@@ -29,9 +27,9 @@ def unix_s() -> int:
     return int(time.time())  # noqa: TID251
 
 
-def unix_of(at_s: float) -> float:
-    """The wall clock at a moment of the event loop's clock, in seconds."""
-    return time.time() - (anyio.current_time() - at_s)  # noqa: TID251
+def wall_s() -> float:
+    """The wall clock, to the fraction of a second; see `unix_s`."""
+    return time.time()  # noqa: TID251
 
 
 @dataclass(slots=True)

@@ -10,34 +10,44 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 from anyio.abc import TaskGroup
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from workflows.checked import CheckedWorkflow, check_inputs
+from workflows.complaints import complaints, shown_path
 from workflows.errors import NodeFailed, RunNotFound, TooManyRuns
 from workflows.operators.base import NodeContext, NodeResult
 from workflows.run_events import RunEvents
 from workflows.run_state import Command, Happened, RunState, StartNode, StopNode
-from workflows.values import shown_path
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Run:
-    """One run. ended: is set once its last event was logged and all of its work has stopped."""
+    """One run.
+
+    wall_s: the wall clock when it was created. ended: is set once its last event was logged and all
+    of its work has stopped.
+    """
 
     id: str
     tenant: str
+    wall_s: float
     state: RunState
     events: RunEvents = field(default_factory=RunEvents)
     ended: anyio.Event = field(default_factory=anyio.Event)
     _scopes: dict[str, anyio.CancelScope] = field(default_factory=dict)
     _num_tasks: int = 0
+
+    def wall_at(self, at_s: float) -> float:
+        """The wall clock at a moment of the event loop's clock."""
+        return self.wall_s + (at_s - self.state.created_s)
 
 
 class WorkflowService:
@@ -78,7 +88,14 @@ class WorkflowService:
         self._group.cancel_scope.cancel()
         await self._group.__aexit__(exc_type, exc, traceback)
 
-    def submit(self, workflow: CheckedWorkflow, inputs: Mapping[str, Any], *, tenant: str) -> Run:
+    def submit(
+        self,
+        workflow: CheckedWorkflow,
+        inputs: Mapping[str, Any],
+        *,
+        tenant: str,
+        wall_s: float = 0.0,
+    ) -> Run:
         """Start a run. Raises InvalidWorkflow for inputs that the workflow does not take, and
         TooManyRuns."""
         check_inputs(workflow.spec, inputs)
@@ -88,6 +105,7 @@ class WorkflowService:
         run = Run(
             id=f"run_{secrets.token_hex(12)}",
             tenant=tenant,
+            wall_s=wall_s,
             state=RunState(workflow, inputs, now_s=now_s),
         )
         self._active[run.id] = run
@@ -208,7 +226,8 @@ async def _try_once(run: Run, start: StartNode) -> NodeResult:
         with anyio.move_on_after(spec.timeout_s):
             return await operator.run(params, context)
     except ValidationError as error:
-        raise NodeFailed(_described(error), code="invalid_params", is_retryable=False) from None
+        message = _described(error, start.params, operator.params)
+        raise NodeFailed(message, code="invalid_params", is_retryable=False) from None
     except NodeFailed:
         raise
     except Exception:
@@ -218,7 +237,9 @@ async def _try_once(run: Run, start: StartNode) -> NodeResult:
     raise NodeFailed(f"took longer than {spec.timeout_s:g} s", code="timeout", is_retryable=True)
 
 
-def _described(error: ValidationError) -> str:
+def _described(error: ValidationError, params: Any, model: type[BaseModel]) -> str:
     """The first problems of parameters that turned out wrong once they were rendered."""
-    problems = error.errors(include_url=False, include_context=False)
-    return "; ".join(f"{shown_path(('params', *one['loc']))}: {one['msg']}" for one in problems[:5])
+    found = complaints(error.errors(include_url=False, include_context=False), params, model)
+    return "; ".join(
+        f"{shown_path(('params', *one.path))}: {one.message}" for one in islice(found, 5)
+    )

@@ -41,7 +41,7 @@ class Node(Document):
     id: NodeId
     op: Annotated[str, StringConstraints(min_length=1, max_length=64)]
     params: dict[str, JsonValue] = Field(default_factory=dict)
-    depends_on: list[str] = Field(default_factory=list, max_length=MAX_NODES)
+    depends_on: list[str] = Field(default_factory=list, max_length=MAX_NODES, fail_fast=True)
     when: str | None = None
     retry: Retry = Field(default_factory=lambda: Retry(max_attempts=1))
     timeout_s: Annotated[float, Field(gt=0, le=86400)] | None = None
@@ -61,5 +61,5 @@ class Workflow(Document):
     description: Annotated[str, StringConstraints(max_length=4096)] | None = None
     input_schema: dict[str, JsonValue] | None = None
     nodes: Annotated[list[Any], Field(min_length=1, max_length=MAX_NODES)]
-    outputs: str | list[str] | dict[str, JsonValue] | None = None
+    outputs: str | Annotated[list[str], Field(fail_fast=True)] | dict[str, JsonValue] | None = None
     deadline_s: Annotated[float, Field(gt=0, le=86400)] | None = None

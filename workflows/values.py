@@ -6,15 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from workflows.complaints import Path
 from workflows.errors import TemplateError
 from workflows.templates import Template, compile_template
-
-Path = tuple[str | int, ...]
-
-
-def shown_path(path: Path) -> str:
-    """`nodes.3.params.model`."""
-    return ".".join(str(part) for part in path)
 
 
 @dataclass(frozen=True, slots=True)
