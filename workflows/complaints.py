@@ -17,7 +17,7 @@ MAX_NAME_CHARS = 64
 
 def shown_path(path: Path) -> str:
     """`nodes.3.params.model`."""
-    return ".".join(str(part)[:MAX_NAME_CHARS] for part in path)
+    return ".".join(str(part)[:MAX_NAME_CHARS] or '""' for part in path)
 
 
 def existing_path(location: Sequence[str | int], document: Any, *, is_missing: bool) -> Path:

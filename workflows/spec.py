@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 MAX_NODES = 1000
 
@@ -40,13 +40,13 @@ class Node(Document):
 
     id: NodeId
     op: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    params: dict[str, JsonValue] = Field(default_factory=dict)
+    params: dict[str, Any] = Field(default_factory=dict)
     depends_on: list[str] = Field(default_factory=list, max_length=MAX_NODES, fail_fast=True)
     when: str | None = None
     retry: Retry = Field(default_factory=lambda: Retry(max_attempts=1))
     timeout_s: Annotated[float, Field(gt=0, le=86400)] | None = None
     on_error: Literal["fail", "skip", "default"] = "fail"
-    default: dict[str, JsonValue] | None = None
+    default: dict[str, Any] | None = None
 
 
 class Workflow(Document):
@@ -59,7 +59,7 @@ class Workflow(Document):
 
     name: Annotated[str, StringConstraints(max_length=128)] | None = None
     description: Annotated[str, StringConstraints(max_length=4096)] | None = None
-    input_schema: dict[str, JsonValue] | None = None
+    input_schema: dict[str, Any] | None = None
     nodes: Annotated[list[Any], Field(min_length=1, max_length=MAX_NODES)]
-    outputs: str | Annotated[list[str], Field(fail_fast=True)] | dict[str, JsonValue] | None = None
+    outputs: str | Annotated[list[str], Field(fail_fast=True)] | dict[str, Any] | None = None
     deadline_s: Annotated[float, Field(gt=0, le=86400)] | None = None
