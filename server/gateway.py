@@ -16,6 +16,7 @@ from server.metrics import Metrics
 from server.sampling import SamplingDefaults
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer
+from server.version import INSTANCE
 from spot.engines.base import Engine, EngineStatus
 from spot.errors import EngineUnavailable, Overloaded, ShuntyardError
 from spot.parsed import ParserSource
@@ -160,6 +161,7 @@ class HasStatus(Protocol):
 class Gateway:
     """Everything that endpoints share.
 
+    instance: by which this run of the server knows itself.
     further_engines: those of pooling models. journal: None unless generations are journaled.
     workflows: entered by the caller, as the engine and the keeper are.
     """
@@ -171,6 +173,7 @@ class Gateway:
     limits: Limits = field(default_factory=Limits)
     salt_secret: bytes | None = None
     version: str = ""
+    instance: str = INSTANCE
     further_engines: list[HasStatus] = field(default_factory=list)
     live: set[Failable] = field(default_factory=set)
     journal: Journal | None = None

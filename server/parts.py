@@ -30,8 +30,8 @@ from spot.engines.base import Engine
 from spot.engines.pooling import PoolingConfig, PoolingEngine
 from spot.engines.vllm_compat.flags import read_engine_flags
 from spot.errors import InvalidRequest
+from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet
-from spot.fleet_state import FailoverPolicy
 
 logger = logging.getLogger("shuntyard.engine")
 

@@ -294,10 +294,12 @@ class LoadResponse(ResponseBody):
 
 
 class VersionResponse(ResponseBody):
-    """instance: of this run of the server, by which it knows itself."""
+    """instance: of this run of the server, by which it knows itself. upstreams: the instances that
+    it may pass requests on to, at once or through others."""
 
     version: str
     instance: str
+    upstreams: list[str]
 
 
 class PoolingUsage(ResponseBody):
