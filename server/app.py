@@ -22,6 +22,7 @@ from server.endpoints.responses import CancelResponse, InputItems, Responses, St
 from server.endpoints.tokenization import Detokenize, Tokenize
 from server.endpoints.workflows import (
     CancelRun,
+    ExplainRun,
     OneRun,
     RunEventStream,
     RunIdConvertor,
@@ -154,6 +155,7 @@ def _workflow_routes(gateway: Gateway) -> list[BaseRoute]:
             post(f"{prefix}/validate", ValidateWorkflow(gateway, operators)),
             get(run, OneRun(gateway)),
             get(f"{run}/events", RunEventStream(gateway)),
+            get(f"{run}/explain", ExplainRun(gateway)),
             post(f"{run}/cancel", CancelRun(gateway)),
         ]
     return routes

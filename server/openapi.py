@@ -48,6 +48,7 @@ from server.protocol.responses import (
 from server.protocol.responses_api import ResponseRequest
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from server.protocol.workflows import (
+    RunExplanation,
     RunList,
     WorkflowEvent,
     WorkflowRequest,
@@ -276,6 +277,15 @@ TABLE = (
             },
         ),
         errors=(400, 404, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows/{run_id}/explain",
+        "explainRun",
+        WORKFLOWS,
+        "Of each node, whether its work was shared, and why",
+        answer=RunExplanation,
+        errors=(404, *_ANY),
     ),
     Operation(
         "POST",

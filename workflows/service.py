@@ -5,27 +5,24 @@ Every node's work is a task of its own. Nothing here decides what runs next.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 from anyio.abc import TaskGroup
-from pydantic import BaseModel, ValidationError
 
 from workflows.checked import CheckedWorkflow, check_inputs
-from workflows.complaints import complaints, shown_path
 from workflows.errors import NodeFailed, RunNotFound, TooManyRuns
-from workflows.operators.base import NodeContext, NodeResult
+from workflows.execution import NodeExecutor
+from workflows.operators.base import NodeContext
 from workflows.run_events import RunEvents
 from workflows.run_state import Command, Happened, RunState, StartNode, StopNode
-
-logger = logging.getLogger(__name__)
+from workflows.shared_work import SharedWork
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -54,11 +51,16 @@ class WorkflowService:
     """An async context manager; leaving it cancels every run.
 
     max_active: runs at once. max_kept, max_kept_s: how many ended runs can still be asked for, and
-    for how long.
+    for how long. max_cache_bytes: of results that equal nodes may use again.
     """
 
     def __init__(
-        self, *, max_active: int = 1000, max_kept: int = 1000, max_kept_s: float = 3600.0
+        self,
+        *,
+        max_active: int = 1000,
+        max_kept: int = 1000,
+        max_kept_s: float = 3600.0,
+        max_cache_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         self._max_active = max_active
         self._max_kept = max_kept
@@ -66,6 +68,8 @@ class WorkflowService:
         self._active: dict[str, Run] = {}
         self._kept: OrderedDict[str, Run] = OrderedDict()
         self._group: TaskGroup | None = None
+        self._shared_work = SharedWork(max_bytes=max_cache_bytes)
+        self._executor: NodeExecutor | None = None
 
     @property
     def num_active(self) -> int:
@@ -74,6 +78,7 @@ class WorkflowService:
     async def __aenter__(self) -> Self:
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
+        self._executor = NodeExecutor(self._shared_work, self._group)
         return self
 
     async def __aexit__(
@@ -196,50 +201,32 @@ class WorkflowService:
         node_id, state = start.node.spec.id, run.state
         await anyio.sleep(start.delay_s)
         self._carry_out(run, state.work_started(node_id, now_s=anyio.current_time()))
+        context = NodeContext(
+            run_id=run.id,
+            node_id=node_id,
+            tenant=run.tenant,
+            idempotency_key=f"{run.id}:{node_id}",
+            attempt=start.attempt,
+            emit=partial(_log, run, "node.delta", node_id, "text"),
+            note_shared=partial(_log, run, "node.shared", node_id, "shared"),
+        )
+        assert self._executor is not None
         try:
-            result = await _try_once(run, start)
+            outcome = await self._executor.execute(start, context)
         except NodeFailed as error:
             now_s = anyio.current_time()
             self._carry_out(run, state.work_failed(node_id, error, now_s=now_s))
-        else:
-            now_s = anyio.current_time()
-            self._carry_out(run, state.work_completed(node_id, result, now_s=now_s))
+            return
+        commands = state.work_completed(
+            node_id,
+            outcome.result,
+            now_s=anyio.current_time(),
+            shared=outcome.shared,
+            shared_reason=outcome.reason,
+        )
+        self._carry_out(run, commands)
 
 
-async def _try_once(run: Run, start: StartNode) -> NodeResult:
-    """Raises NodeFailed, and nothing else."""
-    spec, operator = start.node.spec, start.node.operator
-
-    def emit(text: str) -> None:
-        run.events.add("node.delta", spec.id, {"text": text}, now_s=anyio.current_time())
-
-    context = NodeContext(
-        run_id=run.id,
-        node_id=spec.id,
-        tenant=run.tenant,
-        idempotency_key=f"{run.id}:{spec.id}",
-        attempt=start.attempt,
-        emit=emit,
-    )
-    try:
-        params = operator.params.model_validate(start.params)
-        with anyio.move_on_after(spec.timeout_s):
-            return await operator.run(params, context)
-    except ValidationError as error:
-        message = _described(error, start.params, operator.params)
-        raise NodeFailed(message, code="invalid_params", is_retryable=False) from None
-    except NodeFailed:
-        raise
-    except Exception:
-        # The boundary of an operator's own code: its bug ends the node, not the server.
-        logger.exception("node %s of run %s failed", spec.id, run.id)
-        raise NodeFailed("internal error", code="internal_error", is_retryable=False) from None
-    raise NodeFailed(f"took longer than {spec.timeout_s:g} s", code="timeout", is_retryable=True)
-
-
-def _described(error: ValidationError, params: Any, model: type[BaseModel]) -> str:
-    """The first problems of parameters that turned out wrong once they were rendered."""
-    found = complaints(error.errors(include_url=False, include_context=False), params, model)
-    return "; ".join(
-        f"{shown_path(('params', *one.path))}: {one.message}" for one in islice(found, 5)
-    )
+def _log(run: Run, kind: str, node_id: str, name: str, value: str) -> None:
+    """One thing that a node says while it works."""
+    run.events.add(kind, node_id, {name: value}, now_s=anyio.current_time())

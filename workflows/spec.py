@@ -29,6 +29,24 @@ class Retry(Document):
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
+class Share(Document):
+    """With whom equal work may be shared, and when two nodes are equal.
+
+    salt: nodes with different ones are never the same. sampled: one random sample may serve several
+    nodes; without it only deterministic work is shared.
+    """
+
+    scope: Literal["none", "run", "tenant"] = "tenant"
+    salt: Annotated[str, StringConstraints(max_length=256)] = ""
+    sampled: bool = False
+
+
+class Cache(Document):
+    """ttl_s: a result of equal work that is no older may be used again."""
+
+    ttl_s: Annotated[float, Field(gt=0, le=86400 * 30)]
+
+
 class Node(Document):
     """One node. Strings in `params` are templates.
 
@@ -43,6 +61,8 @@ class Node(Document):
     params: dict[str, Any] = Field(default_factory=dict)
     depends_on: list[str] = Field(default_factory=list, max_length=MAX_NODES, fail_fast=True)
     when: str | None = None
+    share: Share = Field(default_factory=Share)
+    cache: Cache | None = None
     retry: Retry = Field(default_factory=lambda: Retry(max_attempts=1))
     timeout_s: Annotated[float, Field(gt=0, le=86400)] | None = None
     on_error: Literal["fail", "skip", "default"] = "fail"

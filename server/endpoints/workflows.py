@@ -117,6 +117,22 @@ class OneRun:
         await send_json(send, run_object(_asked_for(self._gateway, scope)))
 
 
+class ExplainRun:
+    """`GET /v1/workflows/{id}/explain`: of each node, whose work its result is, and why."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run = _asked_for(self._gateway, scope)
+        nodes = {
+            name: {"status": node.status, "shared": node.shared, "reason": node.shared_reason}
+            for name, node in run.state.nodes.items()
+        }
+        explained = {"id": run.id, "object": "workflow.run.explanation", "nodes": nodes}
+        await send_json(send, explained)
+
+
 class CancelRun:
     """`POST /v1/workflows/{id}/cancel`: answers when all of its work has stopped."""
 
@@ -226,6 +242,7 @@ def _node_object(run: Run, node: NodeState) -> dict[str, Any]:
         "started_at": _wall(run, node.started_s),
         "finished_at": _wall(run, node.finished_s),
         "usage": node.usage,
+        "shared": node.shared,
     }
 
 

@@ -81,6 +81,7 @@ class RunNode(ResponseBody):
     started_at: float | None
     finished_at: float | None
     usage: dict[str, int]
+    shared: Literal["none", "inflight", "cache"]
 
 
 class RunHead(ResponseBody):
@@ -106,6 +107,20 @@ class WorkflowRun(RunHead):
 class RunList(ResponseBody):
     object: Literal["list"]
     data: list[RunHead]
+
+
+class ExplainedNode(ResponseBody):
+    """shared: whose work the result is: its own, that of an equal node then running, or kept."""
+
+    status: NodeStatus
+    shared: Literal["none", "inflight", "cache"]
+    reason: str
+
+
+class RunExplanation(ResponseBody):
+    id: str
+    object: Literal["workflow.run.explanation"]
+    nodes: dict[str, ExplainedNode]
 
 
 class ValidatedNode(ResponseBody):

@@ -7,7 +7,7 @@ server puts its operators together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel
@@ -21,7 +21,8 @@ class NodeContext:
     """Where a node's work happens.
 
     tenant: whose run it is. idempotency_key: the same for every try of this node in this run, and
-    for none else. attempt: from 1. emit: takes text of a partial output as it is made.
+    for none else. attempt: from 1. emit: takes text of a partial output as it is made. note_shared:
+    is told when the node waits for equal work, or finds it done.
     """
 
     run_id: str
@@ -30,14 +31,23 @@ class NodeContext:
     idempotency_key: str
     attempt: int = 1
     emit: Callable[[str], None] = lambda _: None
+    note_shared: Callable[[str], None] = lambda _: None
+
+    def emitting(self, emit: Callable[[str], None]) -> NodeContext:
+        """The same with another taker of partial output."""
+        return replace(self, emit=emit)
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeResult:
-    """output: JSON, with the fields that the operator declares. usage: tokens by name."""
+    """output: JSON, with the fields that the operator declares. usage: tokens by name.
+
+    may_be_kept: whether the result is whole, so that it can answer equal work later.
+    """
 
     output: Output
     usage: dict[str, int] = field(default_factory=dict)
+    may_be_kept: bool = True
 
 
 class Operator(Protocol):

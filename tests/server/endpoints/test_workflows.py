@@ -256,3 +256,30 @@ def test_the_tokens_of_nodes_are_counted(server: Server) -> None:
     run = server.post(PATH, CHAIN).json()
     counted = server.metric("vllm:generation_tokens_total") - before
     assert counted == run["usage"]["completion_tokens"]
+
+
+def test_equal_deterministic_nodes_are_answered_by_one_generation(slow: Server) -> None:
+    def node(name: str, **params: Any) -> dict[str, Any]:
+        return llm(name, "Count.", max_tokens=10, ignore_eos=True, **params)
+
+    nodes = [node("a", temperature=0), node("b", temperature=0, stream=True), node("c", seed=3)]
+    before = slow.metric("vllm:generation_tokens_total")
+    run = slow.post(PATH, {"nodes": [*nodes, node("d")]}).json()
+    assert slow.metric("vllm:generation_tokens_total") - before == 30
+    assert run["nodes"]["a"]["output"] == run["nodes"]["b"]["output"]
+    assert run["usage"]["completion_tokens"] == 30
+    assert run["nodes"]["b"]["usage"]["shared_tokens"] > 10
+    explained = slow.http.get(f"{PATH}/{run['id']}/explain").json()["nodes"]
+    assert [explained[name]["shared"] for name in "abcd"] == ["none", "inflight", "none", "none"]
+    assert "sampled" in explained["d"]["reason"]
+
+
+def test_a_kept_answer_streams_like_a_new_one(server: Server) -> None:
+    node = llm("a", "Once.", temperature=0, stream=True)
+    body = {"nodes": [{**node, "cache": {"ttl_s": 60}}], "stream": True}
+    first, second = (events(server.post(PATH, body)) for _ in range(2))
+    for seen in (first, second):
+        said = "".join(event["text"] for event in seen if event["type"] == "node.delta")
+        assert said == seen[-1]["outputs"]["a"]["text"] == "Hello there."
+    kinds = [event["type"] for event in second]
+    assert ("node.shared" in kinds, "node.shared" in [e["type"] for e in first]) == (True, False)
