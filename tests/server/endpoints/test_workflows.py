@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from server.app import HttpOptions
-from tests.harness import Server, serving
+from tests.harness import Server, serving, until
 
 PATH = "/v1/workflows"
 
@@ -55,13 +54,6 @@ def events(stream: httpx.Response) -> list[dict[str, Any]]:
         assert number == f"id: {event['sequence_number']}"
         result.append(event)
     return result
-
-
-def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def is_idle(server: Server) -> bool:
