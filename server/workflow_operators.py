@@ -17,6 +17,7 @@ from server.sampling import constraint_param
 from spot.errors import ShuntyardError
 from workflows.errors import NodeFailed
 from workflows.operators.base import JsonType, NodeContext, NodeResult, Operator
+from workflows.operators.nested import LoopOperator, MapOperator, WorkflowOperator
 from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
 from workflows.signature import Identity
 
@@ -30,7 +31,15 @@ _NOT_IN_THE_ANSWER = {
 
 def operators_of(gateway: Gateway) -> list[Operator]:
     """Every operator that a node can name."""
-    return [LlmOperator(gateway), TemplateOperator(), MergeOperator(), SelectOperator()]
+    return [
+        LlmOperator(gateway),
+        TemplateOperator(),
+        MergeOperator(),
+        SelectOperator(),
+        WorkflowOperator(),
+        MapOperator(),
+        LoopOperator(),
+    ]
 
 
 class LlmOperator:

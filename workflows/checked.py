@@ -9,7 +9,7 @@ type is not what the parameter takes, and cycles.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jsonschema_rs
@@ -19,12 +19,13 @@ from pydantic_core import ErrorDetails
 from workflows.complaints import Path, complaints, nearest, shown_path
 from workflows.errors import InvalidWorkflow, Problem, TemplateError
 from workflows.graph import find_cycle, topological_order
-from workflows.operators.base import JsonType, Operator
+from workflows.operators.base import JsonType, Nesting, Operator
 from workflows.spec import Node, Workflow
 from workflows.templates import Reference, Template, compile_condition
 from workflows.values import TemplatedValue, compile_value
 
 MAX_PROBLEMS = 100
+MAX_DEPTH = 4
 MAX_MESSAGE_CHARS = 300
 
 # A custom check of a value with a template in it may complain of what is not known yet.
@@ -34,13 +35,17 @@ _NODE_FIELDS = ("output", "status", "error")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedNode:
-    """A node that can run. dependencies: ids, declared and referred to."""
+    """A node that can run.
+
+    dependencies: ids, declared and referred to. nested: the workflow in its parameters.
+    """
 
     spec: Node
     operator: Operator
     params: TemplatedValue
     when: Template | None
     dependencies: frozenset[str]
+    nested: CheckedWorkflow | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,7 @@ class CheckedWorkflow:
 
 def check_workflow(document: Any, operators: Mapping[str, Operator]) -> CheckedWorkflow:
     """Raises InvalidWorkflow with every problem that is found (at most MAX_PROBLEMS)."""
-    return _Checker(operators).check(document)
+    return _Checker(operators, depth=0).check(document)
 
 
 def check_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> None:
@@ -76,8 +81,9 @@ def check_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> None:
 class _Checker:
     """One document's check; collects problems."""
 
-    def __init__(self, operators: Mapping[str, Operator]) -> None:
+    def __init__(self, operators: Mapping[str, Operator], *, depth: int) -> None:
         self._operators = operators
+        self._depth = depth
         self._problems: list[Problem] = []
         self._ids: dict[str, Node | None] = {}
         self._indexes: dict[str, int] = {}
@@ -159,6 +165,7 @@ class _Checker:
         params = compile_value(
             node.params,
             lambda at, message: self._report((*params_path, *at), "invalid_template", message),
+            literal=operator.nested_param if isinstance(operator, Nesting) else None,
         )
         dependencies: set[str] = set()
         for at, template in params.templates.items():
@@ -177,6 +184,7 @@ class _Checker:
         if operator is None:
             return None
         self._check_params(operator, params, params_path)
+        nested = self._check_nested(operator, node, params_path)
         if len(self._problems) > num_before:
             return None
         return CheckedNode(
@@ -185,7 +193,25 @@ class _Checker:
             params=params,
             when=when,
             dependencies=frozenset(dependencies),
+            nested=nested,
         )
+
+    def _check_nested(self, operator: Operator, node: Node, path: Path) -> CheckedWorkflow | None:
+        if not isinstance(operator, Nesting) or operator.nested_param not in node.params:
+            return None
+        path = (*path, operator.nested_param)
+        if self._depth + 1 >= MAX_DEPTH:
+            self._report(path, "too_deep", f"workflows nest {MAX_DEPTH} deep at most")
+            return None
+        inner = _Checker(self._operators, depth=self._depth + 1)
+        try:
+            return inner.check(node.params[operator.nested_param])
+        except InvalidWorkflow as error:
+            self._problems += [
+                replace(one, path=".".join(filter(None, (shown_path(path), one.path))))
+                for one in error.problems
+            ]
+            return None
 
     def _check_condition(self, node: Node, path: Path) -> Template | None:
         if node.when is None:

@@ -16,10 +16,10 @@ from typing import Any, Self
 import anyio
 from anyio.abc import TaskGroup
 
-from workflows.checked import CheckedWorkflow, check_inputs
-from workflows.errors import NodeFailed, RunNotFound, TooManyRuns
+from workflows.checked import CheckedNode, CheckedWorkflow, check_inputs
+from workflows.errors import InvalidWorkflow, NodeFailed, RunNotFound, TooManyRuns
 from workflows.execution import NodeExecutor
-from workflows.operators.base import NodeContext
+from workflows.operators.base import NodeContext, NodeResult
 from workflows.run_events import RunEvents
 from workflows.run_state import Command, Happened, RunState, StartNode, StopNode
 from workflows.shared_work import SharedWork
@@ -29,7 +29,8 @@ from workflows.shared_work import SharedWork
 class Run:
     """One run.
 
-    wall_s: the wall clock when it was created. ended: is set once its last event was logged and all
+    wall_s: the wall clock when it was created. root: the outermost run around it, of which
+    num_nested counts those inside. ended: is set once its last event was logged and all
     of its work has stopped.
     """
 
@@ -37,6 +38,8 @@ class Run:
     tenant: str
     wall_s: float
     state: RunState
+    root: Run | None = None
+    num_nested: int = 0
     events: RunEvents = field(default_factory=RunEvents)
     ended: anyio.Event = field(default_factory=anyio.Event)
     _scopes: dict[str, anyio.CancelScope] = field(default_factory=dict)
@@ -52,6 +55,7 @@ class WorkflowService:
 
     max_active: runs at once. max_kept, max_kept_s: how many ended runs can still be asked for, and
     for how long. max_cache_bytes: of results that equal nodes may use again.
+    max_nested: runs inside one run, all together.
     """
 
     def __init__(
@@ -61,10 +65,12 @@ class WorkflowService:
         max_kept: int = 1000,
         max_kept_s: float = 3600.0,
         max_cache_bytes: int = 64 * 1024 * 1024,
+        max_nested: int = 10_000,
     ) -> None:
         self._max_active = max_active
         self._max_kept = max_kept
         self._max_kept_s = max_kept_s
+        self._max_nested = max_nested
         self._active: dict[str, Run] = {}
         self._kept: OrderedDict[str, Run] = OrderedDict()
         self._group: TaskGroup | None = None
@@ -103,17 +109,32 @@ class WorkflowService:
     ) -> Run:
         """Start a run. Raises InvalidWorkflow for inputs that the workflow does not take, and
         TooManyRuns."""
-        check_inputs(workflow.spec, inputs)
         if len(self._active) >= self._max_active:
             raise TooManyRuns(f"{self._max_active} runs are active; try again later")
+        run = self._start(workflow, inputs, tenant=tenant, wall_s=wall_s, root=None)
+        if not run.ended.is_set():
+            self._active[run.id] = run
+        return run
+
+    def _start(
+        self,
+        workflow: CheckedWorkflow,
+        inputs: Mapping[str, Any],
+        *,
+        tenant: str,
+        wall_s: float,
+        root: Run | None,
+    ) -> Run:
+        """Raises InvalidWorkflow."""
+        check_inputs(workflow.spec, inputs)
         now_s = anyio.current_time()
         run = Run(
             id=f"run_{secrets.token_hex(12)}",
             tenant=tenant,
             wall_s=wall_s,
+            root=root,
             state=RunState(workflow, inputs, now_s=now_s),
         )
-        self._active[run.id] = run
         if workflow.spec.deadline_s is not None:
             self._spawn(run, "", self._expire, run, workflow.spec.deadline_s)
         self._carry_out(run, run.state.start(now_s=now_s))
@@ -178,9 +199,10 @@ class WorkflowService:
             return
         run.events.close()
         run.ended.set()
-        self._active.pop(run.id, None)
-        self._kept[run.id] = run
-        self._forget_old()
+        if run.root is None:
+            self._active.pop(run.id, None)
+            self._kept[run.id] = run
+            self._forget_old()
 
     def _forget_old(self) -> None:
         oldest_s = anyio.current_time() - self._max_kept_s
@@ -209,6 +231,7 @@ class WorkflowService:
             attempt=start.attempt,
             emit=partial(_log, run, "node.delta", node_id, "text"),
             note_shared=partial(_log, run, "node.shared", node_id, "shared"),
+            run_nested=partial(self._run_nested, run, start.node),
         )
         assert self._executor is not None
         try:
@@ -225,6 +248,34 @@ class WorkflowService:
             shared_reason=outcome.reason,
         )
         self._carry_out(run, commands)
+
+    async def _run_nested(self, run: Run, node: CheckedNode, inputs: dict[str, Any]) -> NodeResult:
+        """A run inside a node. It is cancelled with the node, and counts to the run around it."""
+        assert node.nested is not None
+        root = run.root or run
+        root.num_nested += 1
+        if root.num_nested > self._max_nested:
+            message = f"a run may have {self._max_nested} runs inside at most"
+            raise NodeFailed(message, code="too_many_runs", is_retryable=False)
+        try:
+            inner = self._start(
+                node.nested, inputs, tenant=run.tenant, wall_s=run.wall_s, root=root
+            )
+        except InvalidWorkflow as error:
+            raise NodeFailed(error.message, code="invalid_input", is_retryable=False) from None
+        try:
+            await inner.ended.wait()
+        finally:
+            self.cancel(inner)
+        failure = inner.state.failure
+        if failure is not None:
+            message = (
+                f"node {failure.node_id}: {failure.message}" if failure.node_id else failure.message
+            )
+            # Its nodes have used up their own tries.
+            raise NodeFailed(message, code=failure.code, is_retryable=False)
+        assert inner.state.outputs is not None
+        return NodeResult(output=inner.state.outputs, usage=inner.state.usage)
 
 
 def _log(run: Run, kind: str, node_id: str, name: str, value: str) -> None:

@@ -6,36 +6,14 @@ server puts its operators together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
 JsonType = Literal["string", "number", "integer", "boolean", "object", "array", "any"]
 Output = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeContext:
-    """Where a node's work happens.
-
-    tenant: whose run it is. idempotency_key: the same for every try of this node in this run, and
-    for none else. attempt: from 1. emit: takes text of a partial output as it is made. note_shared:
-    is told when the node waits for equal work, or finds it done.
-    """
-
-    run_id: str
-    node_id: str
-    tenant: str
-    idempotency_key: str
-    attempt: int = 1
-    emit: Callable[[str], None] = lambda _: None
-    note_shared: Callable[[str], None] = lambda _: None
-
-    def emitting(self, emit: Callable[[str], None]) -> NodeContext:
-        """The same with another taker of partial output."""
-        return replace(self, emit=emit)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +26,34 @@ class NodeResult:
     output: Output
     usage: dict[str, int] = field(default_factory=dict)
     may_be_kept: bool = True
+
+
+async def _nothing_nested(inputs: dict[str, Any]) -> NodeResult:
+    raise AssertionError("this operator has no nested workflow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeContext:
+    """Where a node's work happens.
+
+    tenant: whose run it is. idempotency_key: the same for every try of this node in this run, and
+    for none else. attempt: from 1. emit: takes text of a partial output as it is made. note_shared:
+    is told when the node waits for equal work, or finds it done. run_nested: runs the workflow that
+    stands in the node's parameters; its result is that run's outputs and usage. Raises NodeFailed.
+    """
+
+    run_id: str
+    node_id: str
+    tenant: str
+    idempotency_key: str
+    attempt: int = 1
+    emit: Callable[[str], None] = lambda _: None
+    note_shared: Callable[[str], None] = lambda _: None
+    run_nested: Callable[[dict[str, Any]], Awaitable[NodeResult]] = _nothing_nested
+
+    def emitting(self, emit: Callable[[str], None]) -> NodeContext:
+        """The same with another taker of partial output."""
+        return replace(self, emit=emit)
 
 
 class Operator(Protocol):
@@ -69,3 +75,14 @@ class Operator(Protocol):
     async def run(self, params: Any, context: NodeContext) -> NodeResult:
         """Does the work. params: an instance of `self.params`. Raises NodeFailed."""
         ...
+
+
+@runtime_checkable
+class Nesting(Protocol):
+    """An operator with a workflow in its parameters, which is checked and not rendered.
+
+    nested_param: the parameter that holds it.
+    """
+
+    @property
+    def nested_param(self) -> str: ...
