@@ -87,9 +87,7 @@ class Crowd:
         name = f"run{self.num_runs}"
         sizes = [self._size(index) for index in range(_WIDTH)]
         nodes = tuple(
-            PlannedNode(
-                id=f"n{index}", profile=kind, size=size, resource=kind, children=("last",)
-            )
+            PlannedNode(id=f"n{index}", profile=kind, size=size, resource=kind, children=("last",))
             for index, (kind, size, _) in enumerate(sizes)
         )
         last = PlannedNode(id="last", profile="llm", size=Size(200.0, 1000.0), resource="llm")

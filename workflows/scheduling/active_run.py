@@ -23,13 +23,15 @@ Predict = Callable[[str, Size], float]
 class NodeEstimate:
     """One node of a run. Its successors' part of φ is kept apart from their number and depth.
 
-    expected_s: T̄. done_s: the part of it that counts as done.
+    expected_s: T̄. done_s: the part of it that no longer remains. credited_s: the part that was
+    measured.
     successor_s: Σ T̄ of the successors. successor_shape: ω2·Σd + ω3·count.
     """
 
     expected_s: float
     is_llm: bool
     done_s: float = 0.0
+    credited_s: float = 0.0
     has_ended: bool = False
     is_heavy: bool = False
     successor_s: float = 0.0
@@ -112,10 +114,8 @@ class ActiveRun:
         """
         node = self.nodes[node_id]
         self.attained_s += service_s
-        done_s = min(done, 1.0) * node.expected_s
-        newly_s = max(0.0, done_s - node.done_s)
-        self.done_s += newly_s
-        self._reduce(node, min(node.done_s + newly_s, (1 - keep) * node.expected_s))
+        self._credit(node, min(done, 1.0) * node.expected_s)
+        self._reduce(node, min(done, 1.0 - keep) * node.expected_s)
 
     def end(self, node_id: str, *, was_measured: bool) -> None:
         """A node is over. A measured one counts in F as if it had been predicted to the end."""
@@ -123,7 +123,7 @@ class ActiveRun:
         if node.has_ended:
             return
         if was_measured:
-            self.done_s += max(0.0, node.expected_s - node.done_s)
+            self._credit(node, node.expected_s)
         self._reduce(node, node.expected_s)
         node.has_ended = True
 
@@ -132,7 +132,11 @@ class ActiveRun:
         node = self.nodes[node_id]
         if not node.has_ended:
             self.remaining_s += node.done_s
-            node.done_s = 0.0
+            node.done_s = node.credited_s = 0.0
+
+    def _credit(self, node: NodeEstimate, credited_s: float) -> None:
+        self.done_s += max(0.0, credited_s - node.credited_s)
+        node.credited_s = max(node.credited_s, credited_s)
 
     def _reduce(self, node: NodeEstimate, done_s: float) -> None:
         if node.has_ended or done_s <= node.done_s:

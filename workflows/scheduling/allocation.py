@@ -11,6 +11,7 @@ split whatever can be split, by load.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workflows.scheduling.parameters import SchedulerParameters
@@ -20,16 +21,17 @@ from workflows.scheduling.parameters import SchedulerParameters
 class Situation:
     """What is known when a slot is free. Times in seconds.
 
-    num_items: that could go now, at most a full batch for each free slot.
+    num_items: that could go now, about a full batch for each free slot at most.
+    ends: the number of items up to the end of each ticket.
     overhead_s, item_s: of a part: T(n) = overhead + n·item (eq. 13, with a fitted batch rate).
-    num_tickets: whose items these are. num_waiting: tickets behind them.
+    num_waiting: tickets behind these.
     max_split: parts into which they may be cut. min_split: parts that a long-waiting heavy ticket
     gets if slots are free; 1 for others.
     balance: λ.
     """
 
     num_items: int
-    num_tickets: int
+    ends: Sequence[int]
     num_waiting: int
     num_free: int
     num_slots: int
@@ -39,6 +41,10 @@ class Situation:
     overhead_s: float
     item_s: float
     balance: float
+
+    @property
+    def num_tickets(self) -> int:
+        return len(self.ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +96,13 @@ def cost_s(choice: Choice, situation: Situation) -> float:
     """
     own_s = duration_s(choice, situation)
     rest_end_s, rest_slot_s = _rest(choice, own_s, situation)
-    share = choice.num_items / situation.num_items
-    num_own = max(1.0, share * situation.num_tickets)
+    num_tickets = situation.num_tickets
+    num_own = max(1.0, choice.num_items / situation.num_items * num_tickets)
+    # Under load, as many come behind these as these are.
+    num_behind = situation.num_waiting + situation.balance * num_tickets
     delay_s = (choice.split * own_s + rest_slot_s) / situation.num_slots
-    total_s = num_own * own_s + (situation.num_tickets - num_own) * rest_end_s
-    total_s += situation.num_waiting * delay_s
-    mean_s = total_s / (situation.num_tickets + situation.num_waiting)
+    total_s = num_own * own_s + (num_tickets - num_own) * rest_end_s + num_behind * delay_s
+    mean_s = total_s / (num_tickets + num_behind)
     last_s = max(own_s, rest_end_s) + (delay_s if situation.num_waiting else 0.0)
     return situation.balance * mean_s + (1 - situation.balance) * last_s
 
@@ -114,16 +121,14 @@ def _rest(choice: Choice, own_s: float, situation: Situation) -> tuple[float, fl
 
 
 def _batch_sizes(situation: Situation) -> list[int]:
-    """Powers of two up to what fits; one ticket is not cut this way, which would be a split."""
+    """The first 1, 2, 4, … tickets, and a full batch. Not less than a ticket: that is a split."""
     most = min(situation.num_items, situation.max_batch)
-    if situation.num_tickets == 1:
-        return [most]
-    sizes = [most]
-    size = 1
-    while size < most:
-        sizes.append(size)
-        size *= 2
-    return sizes
+    sizes = {most}
+    count = 1
+    while count < situation.num_tickets and situation.ends[count - 1] < most:
+        sizes.add(situation.ends[count - 1])
+        count *= 2
+    return sorted(sizes)
 
 
 def _split_limit(situation: Situation) -> int:

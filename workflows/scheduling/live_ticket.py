@@ -26,7 +26,8 @@ class LiveTicket:
     """A ticket that is queued, runs, or both, if only some of its items were dispatched.
 
     key: rank, lower goes first. version: grows with each new key, so that old heap entries show.
-    is_heavy: y. num_taken, num_done: items. done: share of the work, 0..1 or more.
+    is_heavy: y. is_urgent: one of its runs must go on now to meet its deadline.
+    num_taken, num_done: items. done: share of the work, 0..1 or more.
     """
 
     ticket: Ticket
@@ -38,6 +39,7 @@ class LiveTicket:
     key: float = 0.0
     version: int = 0
     is_heavy: bool = False
+    is_urgent: bool = False
     is_queued: bool = False
     has_ended: bool = False
     num_taken: int = 0
@@ -62,7 +64,11 @@ class LiveTicket:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A dispatch that has not ended. charged_s: what its runs were charged for it so far."""
+    """A dispatch that has not ended.
+
+    predicted_s: what its tenants were charged for it. charged_s: what its runs were, so far.
+    done: the share of it that was reported.
+    """
 
     id: int
     resource: str
@@ -74,3 +80,7 @@ class Running:
     charged_s: float = 0.0
     done: float = 0.0
     is_aborted: bool = False
+
+    def share(self, part: Part) -> float:
+        """Of this dispatch, by items."""
+        return part.num_items / sum(one.num_items for _, one in self.parts)

@@ -7,6 +7,8 @@ and small changes are ignored.
 
 from __future__ import annotations
 
+from math import expm1
+
 from workflows.scheduling.parameters import SchedulerParameters
 from workflows.scheduling.scale import RunningQuantile
 
@@ -30,17 +32,29 @@ class Tail:
 
 
 class Balance:
-    """λ of one resource."""
+    """λ of one resource, from its load averaged over time.
+
+    A batch can only wait, and a node only be split, while a slot is free, which is to say at a
+    moment of low load; so the moment says nothing.
+    """
 
     def __init__(self, parameters: SchedulerParameters) -> None:
         self._parameters = parameters
+        self._average = 0.0
+        self._load = 0.0
+        self._updated_s = 0.0
         self.value = 0.0
 
-    def update(self, *, load: float, relief: float) -> float:
-        """load: dispatches that run or could be formed of what waits, for each slot."""
-        target = min(max(load / self._parameters.full_load, 0.0), 1.0) - relief
+    def update(self, *, load: float, relief: float, now_s: float, median_s: float) -> float:
+        """load: dispatches that run or could be formed of what waits, for each slot, from now on.
+
+        The average is exponential, over `load_memory` medians.
+        """
+        elapsed = (now_s - self._updated_s) / (self._parameters.load_memory * median_s)
+        self._average += (self._load - self._average) * -expm1(-elapsed)
+        self._load, self._updated_s = load, now_s
+        target = min(max(self._average / self._parameters.full_load, 0.0), 1.0) - relief
         target = min(max(target, 0.0), 1.0)
-        is_end = target in (0.0, 1.0) and self.value != target
-        if is_end or abs(target - self.value) > self._parameters.lambda_hysteresis:
+        if abs(target - self.value) > self._parameters.lambda_hysteresis or target in (0.0, 1.0):
             self.value = target
         return self.value

@@ -17,7 +17,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "unfinished_share": (0, 1), "long_sigmas": (0, 10), "long_hysteresis": (0.1, 1),
     "min_long_sample": (1, 10_000), "reserved_share": (0, 1), "heavy_quantile": (0, 1),
     "min_heavy_share": (0, 1), "min_heavy_split": (1, 64), "heavy_wait": (0, 1000),
-    "fairness_window": (0, 10_000), "full_load": (0.1, 100), "tail_relief": (0, 10),
+    "fairness_window": (0, 10_000), "full_load": (0.1, 100), "load_memory": (0.001, 1000),
+    "tail_relief": (0, 10),
     "tail_ratio": (1, 100), "lambda_hysteresis": (0, 1), "split_gain": (0, 1),
     "window": (8, 100_000), "scale_drift": (0.01, 10), "sweep_tickets": (1, 10_000),
 }  # fmt: skip
@@ -63,7 +64,8 @@ class SchedulerParameters:
     another that waits.
 
     λ = clip(load/full_load, 0, 1) − tail_relief·max(0, (p99/p50)/tail_ratio − 1):
-    full_load: work that is there for each slot, at which throughput is all that counts.
+    full_load: work that is there for each slot, at which throughput is all that counts; averaged
+    over load_memory medians.
     lambda_hysteresis: smaller changes are ignored.
     split_gain: a split must win this share of ΔJ, since its prediction errs.
 
@@ -99,6 +101,7 @@ class SchedulerParameters:
     heavy_wait: float = 2.0
     fairness_window: float = 4.0
     full_load: float = 2.0
+    load_memory: float = 1.0
     tail_relief: float = 0.5
     tail_ratio: float = 4.0
     lambda_hysteresis: float = 0.1

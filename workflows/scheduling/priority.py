@@ -6,8 +6,8 @@ a heavy one every short run of more than two seconds.
 
 Ageing: every ticket gains at the same rate, so that their order does not change by waiting, and the
 key is static: `arrived − A·(π − priority_step·declared)`, A being what a unit of π is worth in
-seconds. A deadline moves it forward to when the run must go on, `deadline − slack·Ŝ`.
-The key is cut to arrived ± A·π_max.
+seconds. It is cut to arrived ± A·π_max. A run with a deadline goes to the front, to the lower end
+of that range, when it must go on: `slack·Ŝ` before.
 
 **Bound on waiting.** With H = A·π_max, keys lie within H of the arrival of their run. So a ticket v
 is never passed over for one whose run arrived later than v's by more than 2·H, whatever arrives and
@@ -74,13 +74,10 @@ def horizon_s(parameters: SchedulerParameters, scale: Scale) -> float:
 def hera_key(live: LiveTicket, parameters: SchedulerParameters, scale: Scale) -> float:
     arrived_s = min(member.run.arrived_s for member in live.members.values())
     rank = score(live, parameters, scale) - parameters.priority_step * live.ticket.priority
-    key = arrived_s - parameters.ageing * scale.service_s * rank
-    for member in live.members.values():
-        deadline_s = member.run.deadline_s
-        if deadline_s is not None:
-            needs_s = member.run.remaining_service_s(parameters, scale.service_s)
-            key = min(key, deadline_s - parameters.deadline_slack * needs_s)
     limit_s = horizon_s(parameters, scale)
+    if live.is_urgent:
+        return arrived_s - limit_s
+    key = arrived_s - parameters.ageing * scale.service_s * rank
     return min(max(key, arrived_s - limit_s), arrived_s + limit_s)
 
 
