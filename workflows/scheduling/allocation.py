@@ -91,8 +91,8 @@ def cost_s(choice: Choice, situation: Situation) -> float:
     """The local surrogate of ΔJ = λ·mean + (1 − λ)·max, O(1).
 
     The items end after T; those of the same candidates that stay behind end with their own batches,
-    in the slots that are still free, else after it; those that wait behind all are put off by the
-    slot time that it takes, shared by the slots. The maximum is of the last of them.
+    in the slots that are still free, else after it. Those that wait behind all follow at the pace
+    of these, in slot time over slots: the last after all of it, the mean after half.
     """
     own_s = duration_s(choice, situation)
     rest_end_s, rest_slot_s = _rest(choice, own_s, situation)
@@ -101,9 +101,10 @@ def cost_s(choice: Choice, situation: Situation) -> float:
     # Under load, as many come behind these as these are.
     num_behind = situation.num_waiting + situation.balance * num_tickets
     delay_s = (choice.split * own_s + rest_slot_s) / situation.num_slots
-    total_s = num_own * own_s + (num_tickets - num_own) * rest_end_s + num_behind * delay_s
+    drain_s = delay_s * (1 + num_behind / num_tickets)
+    total_s = num_own * own_s + (num_tickets - num_own) * rest_end_s + num_behind * drain_s / 2
     mean_s = total_s / (num_tickets + num_behind)
-    last_s = max(own_s, rest_end_s) + (delay_s if situation.num_waiting else 0.0)
+    last_s = max(own_s, rest_end_s, drain_s)
     return situation.balance * mean_s + (1 - situation.balance) * last_s
 
 

@@ -46,6 +46,7 @@ class Filling:
         )
         commands: list[Command] = []
         while pool.num_free:
+            was_contended = pool.is_contended
             tickets = self._gather(pool)
             if not tickets:
                 break
@@ -58,7 +59,10 @@ class Filling:
                 for live in tickets:
                     pool.add(live)
                 break
-            commands += self._dispatch(resource, pool, tickets)
+            dispatches = self._dispatch(resource, pool, tickets)
+            for _ in dispatches:
+                pool.started(is_heavy=tickets[0].is_heavy, was_contended=was_contended)
+            commands += dispatches
         return commands
 
     def _gather(self, pool: Pool) -> list[LiveTicket]:
@@ -88,7 +92,7 @@ class Filling:
             pool.add(live)
         return tickets
 
-    def _dispatch(self, resource: str, pool: Pool, tickets: list[LiveTicket]) -> list[Command]:
+    def _dispatch(self, resource: str, pool: Pool, tickets: list[LiveTicket]) -> list[Dispatch]:
         """Choose b, a and k, and start; what does not go is queued again."""
         is_heavy = tickets[0].is_heavy
         choice = choose(self._situation(pool, tickets), self._parameters)
@@ -96,7 +100,7 @@ class Filling:
         for live in tickets:
             if live.num_left:
                 pool.add(live)
-        commands: list[Command] = []
+        dispatches: list[Dispatch] = []
         for unit in units:
             running = self._start(resource, pool, unit, is_heavy=is_heavy)
             dispatch = Dispatch(
@@ -106,8 +110,8 @@ class Filling:
                 priority=running.priority,
                 split=len(units),
             )
-            commands.append(dispatch)
-        return commands
+            dispatches.append(dispatch)
+        return dispatches
 
     def _situation(self, pool: Pool, tickets: list[LiveTicket]) -> Situation:
         parameters, first = self._parameters, tickets[0]
@@ -151,7 +155,6 @@ class Filling:
             predicted_s=self._costs.cost(unit[0][0].ticket.profile).of(size),
         )
         self._book.running[running.id] = running
-        pool.started(is_heavy=is_heavy)
         for live, part in unit:
             live.dispatches[running.id] = running
             pool.shares.charge(live.tenant, running.predicted_s * running.share(part))

@@ -100,9 +100,14 @@ class Pool:
             first = min(heavy, normal, key=_rank)
         return first and self._fairest(first, window_s)
 
-    def started(self, *, is_heavy: bool) -> None:
-        """A dispatch takes a slot."""
-        if len(self._normal) and len(self._heavy):
+    @property
+    def is_contended(self) -> bool:
+        """Whether both heavy and other work waits."""
+        return bool(len(self._normal) and len(self._heavy))
+
+    def started(self, *, is_heavy: bool, was_contended: bool) -> None:
+        """A dispatch takes a slot. was_contended: when it was chosen."""
+        if was_contended:
             self._reservation.count(is_heavy=is_heavy)
         self.num_running += 1
         self.num_running_heavy += is_heavy
