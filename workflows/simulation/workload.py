@@ -48,7 +48,7 @@ class Queries:
         *,
         duplicates: float,
         seed: int,
-        num_hot: int = 50,
+        num_hot: int = 20,
         exponent: float = 1.0,
     ) -> None:
         self._name = name
