@@ -23,6 +23,7 @@ from server.settings import (
     load_settings,
 )
 from spot.errors import ShuntyardError
+from workflows.simulation import command as simulation
 
 DESCRIPTION = "OpenAI-compatible inference server for mixed and spot GPUs."
 SERVE_EPILOG = """\
@@ -84,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     fleet_client.add_commands(commands)
+    simulation.add_command(commands)
     return parser
 
 
@@ -220,6 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = ["serve", *ours]
     flags = vars(parser.parse_args(arguments))
     command = flags.pop("command")
+    if command == "simulate":
+        return simulation.run(flags)
     if command != "serve":
         return fleet_client.run(command, flags)
     return _serve(flags, engine_flags)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -66,22 +67,29 @@ class _Open:
 class Outcome:
     """latencies_s: of runs in order of their end, after the warm-up. kinds: of the same runs.
 
-    elapsed_s: from the end of the warm-up to the last of these. num_parts: executed, with
+    num_in_time, elapsed_s: runs that ended between the warm-up and the time when clients ran out of
+    queries, and how long that was. num_parts: executed, with
     sub-nodes of decoding. num_nodes: logical ones. num_shared: of these, not executed.
     """
 
     latencies_s: list[float]
     kinds: list[str]
     elapsed_s: float
+    num_in_time: int
     num_runs: int
     num_parts: int
     num_nodes: int
     num_shared: int
+    total_s: float
     usage: dict[str, Usage]
 
 
 class Simulation:
-    """One system, one workload, `concurrency` clients that send their next query at once."""
+    """One system, one workload, and its clients.
+
+    concurrency: clients that send their next query when they have the answer. rate_per_s: in place
+    of these, queries that come at random at this rate, whatever happens (a Poisson stream).
+    """
 
     def __init__(
         self,
@@ -92,12 +100,15 @@ class Simulation:
         concurrency: int,
         num_queries: int,
         seed: int,
+        rate_per_s: float | None = None,
     ) -> None:
         self._system = system
         self._testbed = testbed
         self._queries = queries
         self._concurrency = concurrency
         self._num_queries = num_queries
+        self._rate_per_s = rate_per_s
+        self._arrivals = random.Random(seed + 1)
         self._timeline = Timeline()
         self._machines = Machines(testbed, self._timeline, seed)
         self._scheduler = Scheduler(_Costs(testbed.costs()), system.parameters)
@@ -113,10 +124,12 @@ class Simulation:
             latencies_s=[],
             kinds=[],
             elapsed_s=0.0,
+            num_in_time=0,
             num_runs=0,
             num_parts=0,
             num_nodes=0,
             num_shared=0,
+            total_s=0.0,
             usage=self._machines.usage,
         )
 
@@ -131,15 +144,26 @@ class Simulation:
                 is_preemptible=name == "llm",
             )
             self._handle(event)
-        for client in range(self._concurrency):
-            # Clients start within a moment, not at once.
-            self._timeline.at(0.01 * client, self._send)
+        if self._rate_per_s is None:
+            for client in range(self._concurrency):
+                # Clients start within a moment, not at once.
+                self._timeline.at(0.01 * client, self._send)
+        else:
+            self._arrive()
         while self._timeline.step():
             pass
         assert self._num_ended == self._num_queries
+        self._outcome.total_s = self._timeline.now_s
         return self._outcome
 
     # Clients -------------------------------------------------------------------------------
+
+    def _arrive(self) -> None:
+        """A query of the open loop, and the next one after it."""
+        self._send()
+        if self._num_sent < self._num_queries:
+            assert self._rate_per_s is not None
+            self._timeline.after(self._arrivals.expovariate(self._rate_per_s), self._arrive)
 
     def _send(self) -> None:
         if self._num_sent == self._num_queries:
@@ -185,11 +209,12 @@ class Simulation:
         elif self._num_ended > self._num_warm:
             outcome.latencies_s.append(now_s - run.started_s)
             outcome.kinds.append(run.query.kind)
-            # Once clients run out of queries, the load falls: throughput is that until then.
-            if self._num_ended <= self._num_queries - self._concurrency // 2:
+            if self._num_sent < self._num_queries:
+                outcome.num_in_time += 1
                 outcome.elapsed_s = now_s - self._warm_s
         self._handle(RunEnded(run_id=run.id))
-        self._send()
+        if self._rate_per_s is None:
+            self._send()
 
     # Nodes ---------------------------------------------------------------------------------
 

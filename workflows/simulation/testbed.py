@@ -77,3 +77,26 @@ class Testbed:
             "search": self.search,
             "web": web,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """Machines and the documents that are put to them."""
+
+    __test__ = False
+
+    testbed: Testbed
+    median_chunks: float
+    about: str
+
+
+PRESETS: dict[str, Preset] = {
+    "testbed": Preset(
+        testbed=Testbed(), median_chunks=24.0, about="the paper's machines; the LLM is the limit"
+    ),
+    "documents": Preset(
+        testbed=Testbed(),
+        median_chunks=120.0,
+        about="the same machines, documents five times as long; embedding is the limit",
+    ),
+}

@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import accumulate
+from math import log
 from typing import Literal
 
 WorkloadName = Literal["rag", "rag-rerank", "web", "mixed"]
 Kind = Literal["rag", "rag-rerank", "web"]
+
+# Tokens of an answer, by kind: a fact, a weighed answer, an essay.
+MEDIAN_OUTPUT: dict[Kind, float] = {"rag": 80.0, "rag-rerank": 130.0, "web": 220.0}
 
 _CHUNK_TOKENS = 110
 _TOP_K = 12
@@ -37,9 +41,8 @@ class Queries:
     """A stream of queries.
 
     duplicates: share of queries that are drawn, by Zipf's law, from `num_hot` hot ones; their first
-    occurrences are no duplicates. Lengths are lognormal: documents of 24 chunks in the median,
-    answers of 120 tokens, both with a heavy tail, since the paper's claims are about long runs
-    among short ones.
+    occurrences are no duplicates. Lengths are lognormal with a heavy tail, since the paper's claims
+    are about long runs among short ones: documents of `median_chunks`, answers by the kind.
     """
 
     def __init__(
@@ -48,12 +51,14 @@ class Queries:
         *,
         duplicates: float,
         seed: int,
+        median_chunks: float = 24.0,
         num_hot: int = 20,
         exponent: float = 1.0,
     ) -> None:
         self._name = name
         self._duplicates = duplicates
         self._random = random.Random(seed)
+        self._log_chunks = log(median_chunks)
         self._num_made = 0
         self._hot = [self._make(f"hot{rank}") for rank in range(num_hot)]
         weights = [1.0 / rank**exponent for rank in range(1, num_hot + 1)]
@@ -69,12 +74,15 @@ class Queries:
 
     def _make(self, query_id: str) -> Query:
         rng = self._random
+        kind = self._kind(rng)
         return Query(
             id=query_id,
-            kind=self._kind(rng),
-            num_chunks=round(min(240.0, max(4.0, rng.lognormvariate(3.18, 0.7)))),
-            num_output=round(min(1024.0, max(8.0, rng.lognormvariate(4.79, 0.7)))),
-            num_rewritten=round(min(64.0, max(4.0, rng.lognormvariate(3.0, 0.4)))),
+            kind=kind,
+            num_chunks=round(min(1000.0, max(4.0, rng.lognormvariate(self._log_chunks, 0.7)))),
+            num_output=round(
+                min(1024.0, max(8.0, rng.lognormvariate(log(MEDIAN_OUTPUT[kind]), 0.6)))
+            ),
+            num_rewritten=round(min(64.0, max(4.0, rng.lognormvariate(log(20), 0.4)))),
         )
 
     def _kind(self, rng: random.Random) -> Kind:
