@@ -84,7 +84,7 @@ class SchedulerParameters:
     ageing: float = 0.25
     priority_step: float = 1.0
     deadline_slack: float = 2.0
-    engine_step: float = 1.0
+    engine_step: float = 0.25
     successor_work: float = 1.0
     successor_depth: float = 0.0
     successor_count: float = 0.1
