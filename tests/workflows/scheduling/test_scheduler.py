@@ -447,7 +447,7 @@ def test_a_node_that_goes_on_and_on_is_never_nearly_done() -> None:
 
 
 def test_running_work_is_told_its_new_priority_where_the_engine_can_change_it() -> None:
-    world = World()
+    world = World(SHORT_FIRST)
     world.capacity("llm", 1, is_preemptible=True)
     world.run("a", node("x", 10.0), node("y", 10.0))
     world.ready("a", "x", 10.0)
