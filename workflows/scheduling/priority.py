@@ -9,15 +9,16 @@ key is static: `arrived − A·(π − priority_step·declared)`, A being what a
 seconds. It is cut to arrived ± A·π_max. A run with a deadline goes to the front, to the lower end
 of that range, when it must go on: `slack·Ŝ` before.
 
-**Bound on waiting.** With H = A·π_max, keys lie within H of the arrival of their run. So a ticket v
-is never passed over for one whose run arrived later than v's by more than 2·H, whatever arrives and
-however keys are recomputed meanwhile: then key(u) ≥ arrived(u) − H > arrived(v) + H ≥ key(v). From
-2·H after its arrival on, only tickets of runs that were there before can go first; their number is
-finite and none is added, so v is served after at most that work: the wait is at most 2·H more than
-under first come, first served of runs. A changes with the median of service; H is that of the
-largest A meanwhile. Between tenants the bound holds in each tenant's own share
-(`workflows.scheduling.tenants`), and the reservation for heavy work can only add, for each
-reserved slot, one heavy ticket at a time (`workflows.scheduling.reservation`).
+**Bound on waiting.** With H = A·π_max, every key lies within H of the arrival of its run. So a
+ticket v is never passed over for a ticket u whose run arrived more than 2·H later: then
+key(u) ≥ arrived(u) − H > arrived(v) + H ≥ key(v), whatever arrives and however often keys are
+computed anew. From arrived(v) + 2·H on, only tickets of runs that are there already can go first:
+a finite amount of work, to which nothing is added. So v waits at most for that, which is 2·H of
+arrivals more than under first come, first served by run. Since A follows the median service, H is
+that of the largest A meanwhile. Two mechanisms stand beside the keys, and the bound holds for what
+they leave: the reservation gives R of N slots to heavy work while there is any, so others have it
+on N − R slots (`workflows.scheduling.reservation`; for heavy work itself it is never worse); and a
+tenant has it within its own share (`workflows.scheduling.tenants`).
 
 **fcfs**: by the time a ticket became ready. **srtf**: by Ŝ alone; long runs starve. **plas**: by
 least attained service of the run (Autellix), blind to predictions. **topology**: runs in the order

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from workflows.scheduling.active_run import ActiveRun
 from workflows.scheduling.book import Book, runs_of
@@ -11,8 +12,25 @@ from workflows.scheduling.live_ticket import LiveTicket
 from workflows.scheduling.messages import Command, PlannedNode, Reprioritise
 from workflows.scheduling.parameters import SchedulerParameters
 from workflows.scheduling.partition import Partition
-from workflows.scheduling.priority import KEYS, engine_priority
+from workflows.scheduling.priority import KEYS, engine_priority, least_remaining_s, score
 from workflows.scheduling.scale import Scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A ticket's rank and what it is made of.
+
+    key: lower goes first; for `hera` a time. score: π. remaining_s: Ŝ, the least of those who share
+    it. is_heavy: it may use reserved slots. is_urgent: it must go on now to meet a deadline.
+    """
+
+    key: float
+    score: float
+    remaining_s: float
+    is_heavy: bool
+    is_urgent: bool
+    is_queued: bool
+    num_sharers: int
 
 
 class Ranking:
@@ -40,6 +58,17 @@ class Ranking:
     def remaining_s(self, run: ActiveRun) -> float:
         """Ŝ."""
         return run.remaining_service_s(self._parameters, self._scale.service_s)
+
+    def standing(self, live: LiveTicket) -> Standing:
+        return Standing(
+            key=live.key,
+            score=score(live, self._parameters, self._scale),
+            remaining_s=least_remaining_s(live, self._parameters, self._scale),
+            is_heavy=live.is_heavy,
+            is_urgent=live.is_urgent,
+            is_queued=live.is_queued,
+            num_sharers=len(live.members),
+        )
 
     def arrived(self, run: ActiveRun) -> None:
         """Count a new run; its nodes are known, but not yet in the yardsticks."""

@@ -26,7 +26,7 @@ from workflows.scheduling.live_ticket import LiveTicket, Member, Running
 from workflows.scheduling.load import Tail
 from workflows.scheduling.parameters import SchedulerParameters
 from workflows.scheduling.pool import PoolStatistics
-from workflows.scheduling.ranking import Ranking
+from workflows.scheduling.ranking import Ranking, Standing
 
 
 class Scheduler:
@@ -61,6 +61,11 @@ class Scheduler:
     def statistics(self) -> dict[str, PoolStatistics]:
         """Of each resource."""
         return {name: pool.statistics() for name, pool in self._book.pools.items()}
+
+    def standing(self, ticket_id: str) -> Standing | None:
+        """Where a ticket stands, for those who ask why it waits; None once it has ended."""
+        live = self._book.tickets.get(ticket_id)
+        return None if live is None else self._ranking.standing(live)
 
     def remaining_service_s(self, run_id: str) -> float:
         """Ŝ of an active run. Raises UnknownRun."""
@@ -270,7 +275,8 @@ class Scheduler:
             excess_s = event.service_s - running.predicted_s
             pool.shares.charge(live.tenant, running.share(part) * excess_s)
             del live.dispatches[running.id]
-        self._account(running, done=max(1.0, running.done), service_s=event.service_s)
+        if is_completed:
+            self._account(running, done=max(1.0, running.done), service_s=event.service_s)
         for live, part in running.parts:
             self._part_ended(live, part, is_completed=is_completed)
         self._refresh(runs)
@@ -292,7 +298,7 @@ class Scheduler:
         """Charge what was measured since the last report to the runs that want it.
 
         done: share of the dispatch. The leader is charged in full; a follower with what was done
-        after it had joined.
+        after it had joined. The rest of a try that failed says nothing about T̄, and is left out.
         """
         newly_s, newly = service_s - running.charged_s, max(0.0, done - running.done)
         running.charged_s, running.done = service_s, done

@@ -470,6 +470,28 @@ def test_events_about_what_is_over_are_ignored_and_unknown_runs_refused() -> Non
         world.end("a")
 
 
+def test_a_ticket_says_where_it_stands() -> None:
+    world = World()
+    world.capacity("llm", 1)
+    world.single("running")
+    world.single("a", 3.0)
+    standing = world.scheduler.standing("a.n")
+    assert standing is not None
+    assert standing.is_queued
+    assert standing.remaining_s == 3.0
+    assert 0 < standing.score <= world.parameters.max_score
+    assert world.scheduler.standing("b.n") is None
+
+
+def test_a_failed_try_does_not_count_as_fast() -> None:
+    world = World()
+    world.capacity("llm", 1)
+    world.run("a", node("x", 10.0), node("y", 10.0))
+    world.ready("a", "x", 10.0)
+    world.finish(world.dispatch_of("a.x"), 0.01, outcome="failed")
+    assert world.scheduler.remaining_service_s("a") == pytest.approx(20.0)
+
+
 def test_less_capacity_lets_what_runs_end() -> None:
     world = World()
     world.capacity("llm", 3)
