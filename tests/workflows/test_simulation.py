@@ -51,6 +51,12 @@ def test_the_shortest_first_alone_has_the_lower_median_and_the_longer_tail() -> 
     assert srtf.p99_s > full.p99_s
 
 
+def test_costs_that_are_learnt_are_as_good_as_known_ones() -> None:
+    learnt, known = run("hera-learning"), run("hera")
+    assert learnt.mean_s == pytest.approx(known.mean_s, rel=0.1)
+    assert learnt.p99_s == pytest.approx(known.p99_s, rel=0.25)
+
+
 def test_splits_follow_the_load_of_the_resource() -> None:
     place = {"preset": "documents", "workload": "rag-rerank", "duplicates": 0.0}
     idle = run("hera", concurrency=2, num_queries=60, **place)

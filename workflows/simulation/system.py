@@ -17,7 +17,7 @@ class System:
     shares: equal nodes run once, those that are queued or run (mode I and II), and for
     `cache_ttl_s` after their end. num_pipelines: static split of item stages. max_split: dynamic.
     batching: whose items go in one call. has_barrier: a level of the graph starts when the one
-    before has ended.
+    before has ended. learns: costs are fitted while it runs, from priors; else they are known.
     """
 
     name: str
@@ -29,6 +29,7 @@ class System:
     max_split: int = 4
     batching: Batching = "across-runs"
     has_barrier: bool = False
+    learns: bool = False
 
 
 _FULL = System(name="hera", about="the full system")
@@ -41,6 +42,7 @@ SYSTEMS: dict[str, System] = {
     system.name: system
     for system in (
         _FULL,
+        replace(_FULL, name="hera-learning", about="the same, which learns costs", learns=True),
         replace(_FULL, name="no-fusion", about="equal nodes run each", shares=False),
         replace(_FULL, name="fcfs", about="first come first served", parameters=_FCFS),
         replace(
