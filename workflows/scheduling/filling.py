@@ -68,7 +68,8 @@ class Filling:
     def _gather(self, pool: Pool) -> list[LiveTicket]:
         """Take the first ticket out of the queue, and those that could go with it.
 
-        They are of one profile, and at most a full batch for each free slot.
+        They are of one profile, and at most a full batch for each free slot. Tenants take turns in
+        being first; who goes along is charged, but does not wait for its turn.
         """
         window_s = self._parameters.fairness_window * self._ranking.median_s
         first = pool.next(window_s)
@@ -79,7 +80,7 @@ class Filling:
         others: list[LiveTicket] = []
         num_open = pool.max_batch * pool.num_free - first.num_left if pool.max_batch > 1 else 0
         while num_open > 0 and len(tickets) + len(others) < _MAX_GATHERED:
-            live = pool.next(window_s)
+            live = pool.next(None)
             if live is None:
                 break
             pool.remove(live)

@@ -83,11 +83,11 @@ class Pool:
         self.num_items -= live.num_left
         live.is_queued = False
 
-    def next(self, window_s: float) -> LiveTicket | None:
+    def next(self, window_s: float | None) -> LiveTicket | None:
         """Who is first for a free slot.
 
         The heavy queue, while its reservation is due; else the lower key of both. A tenant that
-        lags by more than `window_s` of slot time comes before either.
+        lags by more than `window_s` of slot time comes before either; None: by the keys alone.
         """
         normal, heavy = self._normal.first(), self._heavy.first()
         if heavy is None or normal is None:
@@ -98,7 +98,9 @@ class Pool:
             first = heavy
         else:
             first = min(heavy, normal, key=_rank)
-        return first and self._fairest(first, window_s)
+        if first is None or window_s is None:
+            return first
+        return self._fairest(first, window_s)
 
     @property
     def is_contended(self) -> bool:
