@@ -26,7 +26,7 @@ class Situation:
     overhead_s, item_s: of a part: T(n) = overhead + n·item (eq. 13, with a fitted batch rate).
     num_waiting: tickets behind these.
     max_split: parts into which they may be cut. min_split: parts that a long-waiting heavy ticket
-    gets if slots are free; 1 for others.
+    gets at least if slots are free; 1 for others.
     balance: λ.
     """
 
@@ -68,18 +68,24 @@ def choose(situation: Situation, parameters: SchedulerParameters) -> Choice:
     limit = _split_limit(situation)
     if limit < 2:
         return best
+    owed = min(situation.min_split, limit)
+    cuts = _splits(situation, batches, range(max(2, owed), limit + 1))
+    cut = min(cuts, key=lambda one: (cost_s(one, situation), one.split), default=best)
+    if owed > 1 and duration_s(cut, situation) < duration_s(best, situation):
+        return cut
     bar_s = (1 - parameters.split_gain) * cost_s(best, situation)
-    splits = [
-        Choice(min(situation.num_items, b * k), k)
-        for k in range(2, limit + 1)
-        for b in {*batches, -(-situation.num_items // k)}
-        if b <= situation.max_batch and k <= b * k <= situation.num_items + k - 1
+    return cut if cost_s(cut, situation) < bar_s else best
+
+
+def _splits(situation: Situation, batches: Sequence[int], counts: range) -> list[Choice]:
+    """Parts of the sizes that a batch may have, and of all the items, equally."""
+    num_items = situation.num_items
+    return [
+        Choice(min(num_items, size * k), k)
+        for k in counts
+        for size in {*batches, -(-num_items // k)}
+        if size <= situation.max_batch and k <= size * k < num_items + k
     ]
-    if not splits:
-        return best
-    cut = min(splits, key=lambda one: (cost_s(one, situation), one.split))
-    is_owed = situation.min_split > 1 and duration_s(cut, situation) < duration_s(best, situation)
-    return cut if is_owed or cost_s(cut, situation) < bar_s else best
 
 
 def duration_s(choice: Choice, situation: Situation) -> float:

@@ -220,6 +220,8 @@ def test_the_split_falls_with_load_with_overhead_and_with_waiting_work() -> None
 
 def test_heavy_work_that_has_waited_is_split_even_under_load() -> None:
     assert choose(situation(48, balance=1.0, min_split=2), PARAMETERS).split == 2
+    assert choose(situation(48, balance=1.0, min_split=3), PARAMETERS).split == 3
+    assert choose(situation(48, balance=1.0, min_split=9), PARAMETERS).split == 3
 
 
 def live(order: int, key: float, tenant: str) -> LiveTicket:
