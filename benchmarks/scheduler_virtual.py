@@ -35,6 +35,7 @@ from workflows.simulation.workload import WorkloadName
 
 _BASELINES = ("ayo", "langgraph-tuned", "langgraph")
 _ABLATIONS = ("no-fusion", "fcfs", "srtf", "plas", "fixed-k", "no-split")
+_PARTS = ("systems", "ablations", "workloads", "splits", "presets", "documents", "open")
 _DUPLICATES = (0.0, 0.05, 0.1, 0.15)
 Row = dict[str, Any]
 
@@ -120,6 +121,14 @@ def open_loop(base: Case, saturation: float) -> list[Row]:
     ]
 
 
+def _saturation(rows: Sequence[Row]) -> float:
+    """Runs per second of the best baseline under the highest load, without duplicates."""
+    return max(
+        find(rows, system=system, concurrency=300, duplicates=0.0)["runs_per_s"]
+        for system in _BASELINES
+    )
+
+
 def find(rows: Sequence[Row], **wanted: Any) -> Row:
     """The median row of a case over its seeds, number by number."""
     found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
@@ -193,11 +202,14 @@ def report(name: str, rows: Sequence[Row]) -> str:
             f"{row['duplicates']:.0%}",
             *(f"{row[key]:.2f}" for key in ("mean_s", "p50_s", "p95_s", "p99_s", "runs_per_s")),
             f"{row['nodes_per_run']:.1f}",
+            f"{row['calls_per_run']:.1f}",
             f"{row['busy']['llm']:.2f} {row['busy']['embed']:.2f}",
         ]
         for row in rows
     ]
-    return f"\n## {name}\n\n" + table([*head, "runs/s", "nodes/run", "busy llm, embed"], lines)
+    return f"\n## {name}\n\n" + table(
+        [*head, "runs/s", "nodes/run", "calls/run", "busy llm, embed"], lines
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -206,24 +218,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="few queries")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--part", nargs="+", choices=_PARTS, help="only these parts")
     arguments = parser.parse_args(argv)
     base = Case(system="hera", seed=arguments.seed, num_queries=150 if arguments.quick else 1000)
-    results: dict[str, list[Row]] = {"systems": systems(base)}
-    saturation = max(
-        find(results["systems"], system=system, concurrency=300, duplicates=0.0)["runs_per_s"]
-        for system in _BASELINES
-    )
-    results["ablations"] = ablations(base)
+    wanted = arguments.part or _PARTS
     half = replace(base, num_queries=base.num_queries // 2)
-    results["workloads"] = workloads(half)
-    results["splits"] = splits(half)
-    results["presets"] = presets(base)
-    results["documents"] = documents(half)
-    results["open"] = open_loop(base, saturation)
+    results: dict[str, list[Row]] = {}
+    if {"systems", "open"} & set(wanted):
+        results["systems"] = systems(base)
+    if "ablations" in wanted:
+        results["ablations"] = ablations(base)
+    if "workloads" in wanted:
+        results["workloads"] = workloads(half)
+    if "splits" in wanted:
+        results["splits"] = splits(base)
+    if "presets" in wanted:
+        results["presets"] = presets(base)
+    if "documents" in wanted:
+        results["documents"] = documents(base)
+    if "open" in wanted:
+        results["open"] = open_loop(base, _saturation(results["systems"]))
     print(file=sys.stderr)
     for name, rows in results.items():
         print(report(name, rows))
-    print("\n## The paper's ratios\n\n" + claims(results))
+    if {"systems", "ablations", "workloads"} <= set(results):
+        print("\n## The paper's ratios\n\n" + claims(results))
     if not arguments.quick:
         parameters = {"seed": arguments.seed, "num_queries": base.num_queries}
         print(save("scheduler_virtual", parameters=parameters, results=results))

@@ -35,7 +35,8 @@ class Case:
 class Summary:
     """Latencies in seconds, from a query to its answer. busy: share of each resource's slots.
 
-    nodes_per_run: parts and decode sub-nodes that were executed. shared: of all logical nodes.
+    nodes_per_run: parts and decode sub-nodes that were executed. calls_per_run: dispatches, of which
+    one may hold parts of several runs. shared: of all logical nodes.
     """
 
     mean_s: float
@@ -44,6 +45,7 @@ class Summary:
     p99_s: float
     runs_per_s: float
     nodes_per_run: float
+    calls_per_run: float
     shared: float
     busy: dict[str, float]
 
@@ -86,6 +88,7 @@ def summarise(outcome: Outcome, slots: dict[str, int]) -> Summary:
         p99_s=percentile(latencies, 0.99),
         runs_per_s=outcome.num_in_time / elapsed_s if elapsed_s else 0.0,
         nodes_per_run=outcome.num_parts / outcome.num_runs,
+        calls_per_run=sum(one.num_calls for one in outcome.usage.values()) / outcome.num_runs,
         shared=outcome.num_shared / outcome.num_nodes,
         busy={
             name: usage.busy_s / (slots[name] * outcome.total_s)
