@@ -35,8 +35,8 @@ class Case:
 class Summary:
     """Latencies in seconds, from a query to its answer. busy: share of each resource's slots.
 
-    nodes_per_run: parts and decode sub-nodes that were executed. calls_per_run: dispatches, of which
-    one may hold parts of several runs. shared: of all logical nodes.
+    nodes_per_run: parts and decode sub-nodes that were executed. calls_per_run: dispatches, each of
+    which may hold parts of several runs. shared: of all logical nodes.
     """
 
     mean_s: float
