@@ -7,8 +7,8 @@ they belong into a worker thread.
     FOLDER/postgres/        the data
     FOLDER/postgres.log     what the last Postgres said
 
-A Postgres that an earlier server left behind, because that was killed, is stopped first. A stale
-`postmaster.pid` never hinders: whether its owner lives is asked of the process table, not of the
+A Postgres that an earlier server left behind, because that was killed, is stopped first. Its stale
+lock files never hinder: whether its owner lives is asked of the process table, not of the
 number, which may be another process's by now.
 """
 
@@ -141,7 +141,8 @@ class EmbeddedPostgres:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=_STOP_TIMEOUT_S)
-        (self._data / "postmaster.pid").unlink(missing_ok=True)
+        for name in ("postmaster.pid", ".s.PGSQL.5432.lock", ".s.PGSQL.5432"):
+            (self._data / name).unlink(missing_ok=True)
 
     def _init_data(self) -> None:
         """Make the data folder, whole or not at all."""
