@@ -221,11 +221,13 @@ def _build_pools(settings: Settings, say: Say) -> tuple[Pools, list[PoolingEngin
     engines: list[PoolingEngine] = []
     if settings.embedding_model is not None:
         model, engine = _pooled(settings, settings.embedding_model, "embed", say)
-        pools.embedding = PooledModel(settings.served_embedding_name or [model.name], engine)
+        pools.embedding = PooledModel(
+            settings.served_embedding_name or [model.name], engine, model.path
+        )
         engines.append(engine)
     if settings.rerank_model is not None:
         model, engine = _pooled(settings, settings.rerank_model, "score", say)
-        pools.rerank = PooledModel(settings.served_rerank_name or [model.name], engine)
+        pools.rerank = PooledModel(settings.served_rerank_name or [model.name], engine, model.path)
         engines.append(engine)
     return pools, engines
 

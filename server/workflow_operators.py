@@ -8,14 +8,13 @@ from collections.abc import Mapping
 import anyio
 
 from server.endpoints.chat import ChatCompletions, WholeChoice
-from server.errors import ShuttingDown, describe
 from server.gateway import Gateway
 from server.generation_run import GenerationRun, usage
 from server.protocol.workflows import LlmParams
 from server.record import RequestRecord
 from server.sampling import constraint_param
+from server.workflow_failures import node_failed
 from spot.errors import ShuntyardError
-from workflows.errors import NodeFailed
 from workflows.operators.base import JsonType, NodeContext, NodeResult, Operator
 from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
 
@@ -58,7 +57,7 @@ class LlmOperator:
             return await self._answer(params, record, context)
         except ShuntyardError as error:
             record.outcome, record.error = "failed", error.message
-            raise _node_failed(error) from None
+            raise node_failed(error) from None
         except BaseException:
             record.outcome = "aborted"
             raise
@@ -99,13 +98,3 @@ class LlmOperator:
             },
             usage={**counts, "cached_tokens": record.num_cached_tokens},
         )
-
-
-def _node_failed(error: ShuntyardError) -> NodeFailed:
-    reply = describe(error)
-    return NodeFailed(
-        error.message,
-        code=reply.code or "invalid_request",
-        is_retryable=(reply.status >= 500 or reply.status == 429)
-        and not isinstance(error, ShuttingDown),
-    )
