@@ -35,6 +35,7 @@ from server.openapi import openapi_of
 from server.responses_store import ResponsesStore
 from server.tracing import RequestTracer
 from server.workflow_operators import operators_of
+from server.workflow_resources import WorkflowResources
 
 OPEN_PATHS = ("/health", "/version", "/ready")
 ADMIN_PREFIX = "/admin/"
@@ -62,6 +63,7 @@ def build_app(
     tracer: RequestTracer | None = None,
     further_routes: Sequence[BaseRoute] = (),
     further_models: Sequence[tuple[str, int]] = (),
+    resources: WorkflowResources | None = None,
 ) -> FastAPI:
     """The ASGI application. Its parts (engine, stream keeper) are entered by the caller."""
     options = options or HttpOptions()
@@ -75,7 +77,7 @@ def build_app(
         openapi_url="/openapi.json" if options.docs else None,
         redirect_slashes=False,
     )
-    routes = _routes(gateway, further_models)
+    routes = _routes(gateway, further_models, resources)
     app.router.routes.extend(routes)
     app.router.routes.extend(further_routes)
     app.add_exception_handler(HTTPException, _raise_as_ours)
@@ -109,7 +111,11 @@ def build_app(
     return app
 
 
-def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list[BaseRoute]:
+def _routes(
+    gateway: Gateway,
+    further_models: Sequence[tuple[str, int]],
+    resources: WorkflowResources | None,
+) -> list[BaseRoute]:
     models = ModelList(gateway, further_models)
     store = ResponsesStore()
     routes: list[BaseRoute] = []
@@ -130,7 +136,7 @@ def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list
         ]
     return [
         *routes,
-        *_workflow_routes(gateway),
+        *_workflow_routes(gateway, resources),
         post("/tokenize", Tokenize(gateway)),
         post("/detokenize", Detokenize(gateway)),
         get("/health", Health(gateway)),
@@ -141,8 +147,8 @@ def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list
     ]
 
 
-def _workflow_routes(gateway: Gateway) -> list[BaseRoute]:
-    operators = {one.name: one for one in operators_of(gateway)}
+def _workflow_routes(gateway: Gateway, resources: WorkflowResources | None) -> list[BaseRoute]:
+    operators = {one.name: one for one in operators_of(gateway, resources)}
     run = "/v1/workflows/{run_id}"
     return [
         post("/v1/workflows", RunWorkflow(gateway, operators)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -30,9 +30,7 @@ class ServedPoolingModels:
     generative: names of the generative model, for errors that help.
     """
 
-    def __init__(
-        self, pools: Pools, generative: Callable[[], Sequence[str]], metrics: PoolingMetrics
-    ) -> None:
+    def __init__(self, pools: Pools, generative: Sequence[str], metrics: PoolingMetrics) -> None:
         self._pools = pools
         self._generative = generative
         self._metrics = metrics
@@ -40,13 +38,13 @@ class ServedPoolingModels:
     async def embedding(self, name: str | None) -> ServedEmbeddingModel:
         """Raises NodeFailed."""
         with _as_node_failure():
-            model, _ = self._pools.for_embedding(name, self._generative())
+            model, _ = self._pools.for_embedding(name, self._generative)
             return ServedEmbeddingModel(model, await _revision(model), _card(model), self._metrics)
 
     async def scoring(self, name: str | None) -> ServedScoringModel:
         """Raises NodeFailed."""
         with _as_node_failure():
-            model, _ = self._pools.for_scores(name, self._generative())
+            model, _ = self._pools.for_scores(name, self._generative)
             return ServedScoringModel(model, await _revision(model), self._metrics)
 
 

@@ -14,16 +14,38 @@ from server.protocol.workflows import LlmParams
 from server.record import RequestRecord
 from server.sampling import constraint_param
 from server.workflow_failures import node_failed
+from server.workflow_resources import WorkflowResources
 from spot.errors import ShuntyardError
 from workflows.operators.base import JsonType, NodeContext, NodeResult, Operator
+from workflows.operators.embed import EmbedOperator
+from workflows.operators.http import HttpOperator
+from workflows.operators.ingest import IngestOperator
+from workflows.operators.rerank import RerankOperator
+from workflows.operators.search import SearchOperator
 from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
+from workflows.operators.web_search import WebSearchOperator
 
 _ENDPOINT = "workflow:llm"
 
 
-def operators_of(gateway: Gateway) -> list[Operator]:
-    """Every operator that a node can name."""
-    return [LlmOperator(gateway), TemplateOperator(), MergeOperator(), SelectOperator()]
+def operators_of(gateway: Gateway, resources: WorkflowResources | None) -> list[Operator]:
+    """Every operator that a node can name; without resources, those that need none."""
+    operators: list[Operator] = [
+        LlmOperator(gateway),
+        TemplateOperator(),
+        MergeOperator(),
+        SelectOperator(),
+    ]
+    if resources is not None:
+        operators += [
+            EmbedOperator(resources.items),
+            RerankOperator(resources.items),
+            IngestOperator(resources.items, resources.store),
+            SearchOperator(resources.items, resources.store),
+            HttpOperator(resources.http),
+            WebSearchOperator(resources.web_search),
+        ]
+    return operators
 
 
 class LlmOperator:

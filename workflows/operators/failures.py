@@ -26,15 +26,27 @@ _CODES: dict[type[StoreError], str] = {
 
 @contextmanager
 def store_failures() -> Iterator[None]:
-    """Raises NodeFailed for what the stores raise."""
+    """Raises NodeFailed for what the stores raise.
+
+    Why Postgres is not available may name files and addresses: that is for the log.
+    """
     try:
         yield
     except StoreError as error:
         raise NodeFailed(
-            error.message,
+            public_message(error),
             code=_CODES.get(type(error), "store_error"),
             is_retryable=isinstance(error, StoreUnavailable),
         ) from None
+
+
+def public_message(error: StoreError) -> str:
+    """What the author of a workflow may know."""
+    if isinstance(error, StoreUnusable):
+        return "the server's store cannot be used; its log says why"
+    if isinstance(error, StoreUnavailable):
+        return "the server's store is not available at the moment"
+    return error.message
 
 
 def invalid_params(message: str) -> NodeFailed:

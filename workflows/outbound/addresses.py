@@ -83,6 +83,11 @@ class AddressPolicy:
             hosts.add(text.rstrip("."))
         return cls(tuple(networks), frozenset(hosts))
 
+    @classmethod
+    def everywhere(cls) -> AddressPolicy:
+        """For targets that the server's operator has named."""
+        return cls((IPv4Network("0.0.0.0/0"), IPv6Network("::/0")))
+
     def allows(self, host: str, address: Address) -> bool:
         """Whether a request for `host` may go to `address`."""
         return self.trusts(host) or is_public(address) or self._is_listed(address)

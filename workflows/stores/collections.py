@@ -148,6 +148,7 @@ class CollectionStore:
         """Raises CollectionNotFound."""
 
         async def work(connection: Connection) -> CollectionInfo:
+            _check_name(name)
             cursor = await connection.execute(
                 f"{_INFO} WHERE tenant = %s AND name = %s AND NOT is_deleted",
                 [self._identity_of(tenant), name],
@@ -307,6 +308,7 @@ class CollectionStore:
         self, connection: Connection, tenant: str, name: str, *, lock: bool = False
     ) -> _Row:
         """Raises CollectionNotFound. lock: until the end of the transaction."""
+        _check_name(name)
         cursor = await connection.execute(
             "SELECT id, embedder, embedder_revision, dimension, metric, epoch "
             "FROM shuntyard.collections WHERE tenant = %s AND name = %s AND NOT is_deleted"
@@ -488,6 +490,12 @@ def _info(row: Any) -> CollectionInfo:
         created_s=times[0],
         updated_s=times[1],
     )
+
+
+def _check_name(name: str) -> None:
+    """Raises CollectionNotFound for a name that the database could not even be asked for."""
+    if "\0" in name:
+        raise _not_found(name)
 
 
 def _not_found(name: str) -> CollectionNotFound:

@@ -20,7 +20,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
 from workflows.stores.cancelling import cancelled_once
 from workflows.stores.embedded import EmbeddedPostgres
-from workflows.stores.errors import StoreUnavailable
+from workflows.stores.errors import StoreError, StoreUnavailable
 from workflows.stores.migrate import bundled_migrations, migrate
 
 logger = logging.getLogger(__name__)
@@ -94,9 +94,11 @@ class Database:
         try:
             return await cancelled_once(self._run(pool, work))
         except (PoolTimeout, TooManyRequests) as error:
-            raise StoreUnavailable(f"no connection to the database: {error}") from None
+            failure = StoreUnavailable(f"no connection to be had: {error}")
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            raise StoreUnavailable(f"the database failed: {_words(error)}") from None
+            failure = StoreUnavailable(_words(error))
+        logger.warning("%s failed: %s", self._shown, failure.message)
+        raise failure
 
     async def _run(
         self, pool: AsyncConnectionPool[Connection], work: Callable[[Connection], Awaitable[T]]
@@ -116,7 +118,11 @@ class Database:
             if self._pool is not None:
                 logger.warning("%s has died; starting it anew", self._shown)
                 await self._close_pool()
-            self._pool = await self._open()
+            try:
+                self._pool = await self._open()
+            except StoreError as error:
+                logger.error("%s cannot be used: %s", self._shown, error.message)
+                raise
             return self._pool
 
     @property
