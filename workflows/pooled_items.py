@@ -14,6 +14,7 @@ from workflows.item_batcher import Batched, BatcherStatistics, ItemBatcher
 from workflows.pooling import Computed, EmbeddingModel, Pair, PoolingModels, ScoringModel, Vector
 
 V = TypeVar("V")
+_Key = tuple[str, str, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class PooledItems:
         self.models = models
         self._max_batch = max_batch
         self._max_wait_s = max_wait_s
-        self._batchers: dict[tuple[str, str, str, bool], ItemBatcher[Any, Any]] = {}
+        self._batchers: dict[_Key, ItemBatcher[Any, Any]] = {}
+        # Equal keys are equal models; the latest is the one that is surely still there.
+        self._latest: dict[_Key, Any] = {}
         self._group: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -71,25 +74,27 @@ class PooledItems:
     ) -> PooledAnswer[Vector]:
         """One vector for each text. Raises NodeFailed."""
 
-        async def work(items: Sequence[str]) -> list[Computed[Vector]]:
-            return await model.embed(items, truncate=truncate)
+        key = ("embed", model.name, model.revision, truncate)
+        self._latest[key] = model
 
-        batcher = self._batcher(("embed", model.name, model.revision, truncate), work)
-        return _answer(await batcher.submit(tenant, texts))
+        async def work(items: Sequence[str]) -> list[Computed[Vector]]:
+            return await self._latest[key].embed(items, truncate=truncate)
+
+        return _answer(await self._batcher(key, work).submit(tenant, texts))
 
     async def score(
         self, tenant: str, model: ScoringModel, pairs: Sequence[Pair], *, truncate: bool = False
     ) -> PooledAnswer[float]:
         """One score for each pair. Raises NodeFailed."""
+        key = ("score", model.name, model.revision, truncate)
+        self._latest[key] = model
 
         async def work(items: Sequence[Pair]) -> list[Computed[float]]:
-            return await model.score(items, truncate=truncate)
+            return await self._latest[key].score(items, truncate=truncate)
 
-        batcher = self._batcher(("score", model.name, model.revision, truncate), work)
-        return _answer(await batcher.submit(tenant, pairs))
+        return _answer(await self._batcher(key, work).submit(tenant, pairs))
 
-    def _batcher(self, key: tuple[str, str, str, bool], work: Any) -> ItemBatcher[Any, Any]:
-        """Of a model under one name and revision; the first caller's `work` is as good as any."""
+    def _batcher(self, key: _Key, work: Any) -> ItemBatcher[Any, Any]:
         batcher = self._batchers.get(key)
         if batcher is None:
             assert self._group is not None, "used outside of its context"

@@ -61,7 +61,8 @@ class SearchOperator:
             answer = await self._items.embed(context.tenant, model, [params.query])
             vector, usage = answer.values[0], answer.usage
         else:
-            vector = np.asarray(params.embedding, np.float32)
+            with np.errstate(over="ignore"):
+                vector = np.asarray(params.embedding, np.float32)
             if not np.isfinite(vector).all():
                 raise invalid_params("params.embedding: a number is too large")
         with store_failures():
