@@ -14,6 +14,7 @@ from typing import Any, Literal
 from server.endpoints.admin import PipelineFactory
 from server.fleet_metrics import FleetMetrics
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel, unix_s
+from server.item_metrics import ItemMetrics
 from server.journal import Journal
 from server.journal_entry import JournalUnusable
 from server.journal_metrics import JournalMetrics
@@ -88,6 +89,9 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     if gateway.journal is not None:
         gateway.metrics.registry.register(JournalMetrics(gateway.journal))
     pooling_metrics = PoolingMetrics(gateway.metrics.registry)
+    models = ServedPoolingModels(pools, names, pooling_metrics)
+    resources = _build_resources(settings, models, say)
+    gateway.metrics.registry.register(ItemMetrics(resources.items))
     return Parts(
         gateway,
         fleet,
@@ -95,7 +99,7 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
         pooling_engines,
         pools,
         pooling_metrics,
-        _build_resources(settings, ServedPoolingModels(pools, names, pooling_metrics), say),
+        resources,
         last_lines,
     )
 

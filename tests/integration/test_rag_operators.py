@@ -14,6 +14,7 @@ import pytest
 from server.app import build_app
 from server.endpoints.pooling import pooling_routes
 from server.gateway import Admission, Gateway, ServedModel
+from server.item_metrics import ItemMetrics
 from server.logs import RequestLog
 from server.metrics import Metrics
 from server.pooling_metrics import PoolingMetrics
@@ -86,6 +87,7 @@ async def served() -> AsyncIterator[Served]:
                 http_policy=AddressPolicy(),
                 searxng_url=None,
             ) as resources:
+                gateway.metrics.registry.register(ItemMetrics(resources.items))
                 app = build_app(
                     gateway,
                     log=RequestLog(enabled=False),
@@ -180,7 +182,11 @@ async def test_concurrent_nodes_are_batched_and_equal_texts_computed_once(served
     assert after.num_items - before.num_items == 60
     assert after.num_batches - before.num_batches < 15
     assert after.num_computed - before.num_computed < 60
-    assert 'shuntyard_pooling_inputs_total{model_name="mini"}' in await served.get("/metrics")
+    metrics = await served.get("/metrics")
+    assert 'shuntyard_pooling_inputs_total{model_name="mini"}' in metrics
+    labels = 'model_name="mini",task="embed"'
+    assert f"shuntyard_workflow_items_total{{{labels}}} {float(after.num_items)}" in metrics
+    assert f"shuntyard_workflow_batches_total{{{labels}}}" in metrics
 
 
 async def test_one_text_that_is_too_long_fails_alone(served: Served) -> None:
