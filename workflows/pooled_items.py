@@ -39,7 +39,8 @@ class PooledItems:
         self._max_wait_s = max_wait_s
         self._batchers: dict[_Key, ItemBatcher[Any, Any]] = {}
         # Equal keys are equal models; the latest is the one that is surely still there.
-        self._latest: dict[_Key, Any] = {}
+        self._embedders: dict[_Key, EmbeddingModel] = {}
+        self._scorers: dict[_Key, ScoringModel] = {}
         self._group: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -75,10 +76,10 @@ class PooledItems:
         """One vector for each text. Raises NodeFailed."""
 
         key = ("embed", model.name, model.revision, truncate)
-        self._latest[key] = model
+        self._embedders[key] = model
 
         async def work(items: Sequence[str]) -> list[Computed[Vector]]:
-            return await self._latest[key].embed(items, truncate=truncate)
+            return await self._embedders[key].embed(items, truncate=truncate)
 
         return _answer(await self._batcher(key, work).submit(tenant, texts))
 
@@ -87,10 +88,10 @@ class PooledItems:
     ) -> PooledAnswer[float]:
         """One score for each pair. Raises NodeFailed."""
         key = ("score", model.name, model.revision, truncate)
-        self._latest[key] = model
+        self._scorers[key] = model
 
         async def work(items: Sequence[Pair]) -> list[Computed[float]]:
-            return await self._latest[key].score(items, truncate=truncate)
+            return await self._scorers[key].score(items, truncate=truncate)
 
         return _answer(await self._batcher(key, work).submit(tenant, pairs))
 
