@@ -11,6 +11,7 @@ from typing import Final
 
 import anyio.to_thread
 
+from server.model_cache import MANIFEST_NAME
 from server.pooling_metrics import PoolingMetrics
 from server.pools import PooledModel, Pools
 from server.workflow_failures import node_failed
@@ -21,7 +22,8 @@ from workflows.pooling import BadItem, Computed, Pair, Vector
 
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 64 * 1024
-_IGNORED_SUFFIXES: Final = (".md", ".png", ".lock", ".log")
+_SUFFIXES: Final = (".json", ".txt", ".model", ".safetensors", ".bin", ".pt")
+_OTHER_RUNTIMES: Final = ("onnx", "openvino")
 
 
 class ServedPoolingModels:
@@ -125,24 +127,29 @@ async def _revision(model: PooledModel) -> str:
 
 @lru_cache(maxsize=8)
 def fingerprint(folder: Path) -> str:
-    """Tells models apart by their files: names, sizes and contents.
+    """Tells models apart by the files that make their vectors: names, sizes and contents.
 
     Of large files 64 samples are read: fine-tuning changes weights everywhere.
     """
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
-        name = file.relative_to(folder).as_posix()
-        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if hidden or file.suffix in _IGNORED_SUFFIXES or not file.is_file():
+        path = file.relative_to(folder)
+        if not _counts(path) or not file.is_file():
             continue
-        size = file.stat().st_size
+        name, size = path.as_posix(), file.stat().st_size
         digest.update(f"{len(name)}:{name}:{size}:".encode())
         with file.open("rb") as content:
-            step = max(_SAMPLE_BYTES, size // _SAMPLES)
-            for start in range(0, size, step):
+            for start in range(0, size, max(_SAMPLE_BYTES, size // _SAMPLES)):
                 content.seek(start)
                 digest.update(content.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:32]
+
+
+def _counts(path: Path) -> bool:
+    """Whether a file of a model can change its vectors."""
+    if path.suffix not in _SUFFIXES or path.name == MANIFEST_NAME:
+        return False
+    return not any(part.startswith(".") or part in _OTHER_RUNTIMES for part in path.parts)
 
 
 @contextmanager

@@ -557,6 +557,32 @@ async def test_a_killed_ingest_is_whole_or_not_there(also_postgres: bool) -> Non
             num_said = info.epoch
 
 
+async def test_who_leaves_while_postgres_starts_does_not_wait_for_it() -> None:
+    with data_folder() as folder:
+        async with Database(folder=folder) as database:
+            store = CollectionStore(database)
+            with anyio.fail_after(0.5), anyio.move_on_after(0.05) as scope:
+                await store.collections("t")
+            assert scope.cancelled_caught
+            assert await store.collections("t") == []
+
+
+async def test_the_end_of_the_server_ends_a_start() -> None:
+    with data_folder() as folder:
+        failed = []
+
+        async def call(store: CollectionStore) -> None:
+            with pytest.raises(StoreUnavailable) as caught:
+                await store.collections("t")
+            failed.append(caught.value.message)
+
+        async with anyio.create_task_group() as tasks, Database(folder=folder) as database:
+            tasks.start_soon(call, CollectionStore(database))
+            await anyio.sleep(0.05)
+        assert failed == ["the server is shutting down"]
+        assert not list(folder.glob("postgres/postmaster.pid"))
+
+
 async def test_a_stale_lock_file_does_not_hinder() -> None:
     with data_folder() as folder:
         async with Database(folder=folder) as database:

@@ -118,21 +118,22 @@ async def test_what_is_not_served_is_told(pooler: Pooler, registry: CollectorReg
 
 
 def test_a_fingerprint_tells_models_apart(tmp_path: Path) -> None:
-    def made(name: str, **files: bytes) -> str:
-        folder = tmp_path / name
-        (folder / "1_Pooling").mkdir(parents=True)
+    def made(name: str, files: dict[str, bytes]) -> str:
         for file, content in files.items():
-            (folder / file).write_bytes(content)
-        return fingerprint(folder)
+            path = tmp_path / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return fingerprint(tmp_path / name)
 
     weights = bytes(20_000_000)
     tuned = bytearray(weights)
     tuned[::1000] = b"\1" * len(tuned[::1000])
-    first = made("a", weights=weights, config=b"{}")
-    assert made("b", weights=weights, config=b"{}") == first
-    assert made("c", weights=bytes(tuned), config=b"{}") != first
-    assert made("d", weights=weights, config=b"[]") != first
-    assert made("e", weights=weights[1:], config=b"{}") != first
-    assert made("f", weight=weights, sconfig=b"{}") != first
-    documented = made("g", **{"weights": weights, "config": b"{}", "README.md": b"x", ".git": b""})
-    assert documented == first
+    model = {"model.safetensors": weights, "1_Pooling/config.json": b"{}"}
+    first = made("a", model)
+    assert made("b", model) == first
+    assert made("c", {**model, "model.safetensors": bytes(tuned)}) != first
+    assert made("d", {**model, "1_Pooling/config.json": b"[]"}) != first
+    assert made("e", {**model, "model.safetensors": weights[1:]}) != first
+    assert made("f", {"model.safetensors": weights, "2_Pooling/config.json": b"{}"}) != first
+    beside = ("README.md", ".cache/x.json", "onnx/model.bin", "shuntyard-manifest.json")
+    assert made("g", {**model, **dict.fromkeys(beside, b"x")}) == first

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, Self, TypeVar
 import anyio
 import anyio.to_thread
 import psycopg
+from anyio.abc import TaskGroup
 from pgvector.psycopg import register_vector_async
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
@@ -30,6 +32,15 @@ Work = Callable[[Connection], Awaitable[Any]]
 T = TypeVar("T")
 
 _CONNECT_TIMEOUT_S = 10
+
+
+@dataclass(slots=True)
+class _Opening:
+    """One attempt to open the database. pool: if it went well, else there is a failure."""
+
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    pool: AsyncConnectionPool[Connection] | None = None
+    failure: StoreError = field(default_factory=lambda: _shutting_down())
 
 
 class Database:
@@ -57,8 +68,9 @@ class Database:
         self._acquire_timeout_s = acquire_timeout_s
         self._statement_timeout_s = statement_timeout_s
         self._pool: AsyncConnectionPool[Connection] | None = None
-        self._opening = anyio.Lock()
+        self._opening: _Opening | None = None
         self._is_closed = False
+        self._group: TaskGroup | None = None
 
     @property
     def is_open(self) -> bool:
@@ -69,6 +81,8 @@ class Database:
         return self._embedded
 
     async def __aenter__(self) -> Self:
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
         return self
 
     async def __aexit__(
@@ -77,9 +91,13 @@ class Database:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with anyio.CancelScope(shield=True):
-            async with self._opening:
-                self._is_closed = True
+        assert self._group is not None
+        self._is_closed = True
+        self._group.cancel_scope.cancel()
+        try:
+            await self._group.__aexit__(exc_type, exc, traceback)
+        finally:
+            with anyio.CancelScope(shield=True):
                 await self._close_pool()
                 if self._embedded is not None:
                     await anyio.to_thread.run_sync(self._embedded.stop)
@@ -107,23 +125,36 @@ class Database:
             return await work(connection)
 
     async def _opened(self) -> AsyncConnectionPool[Connection]:
-        """The pool, on a Postgres that lives as far as can be told without asking it."""
+        """The pool, on a Postgres that lives as far as can be told without asking it.
+
+        It is opened in a task of its own: who waits for it may leave, others wait on.
+        """
+        if self._is_closed:
+            raise _shutting_down()
         if self._pool is not None and self._is_alive:
             return self._pool
-        async with self._opening:
-            if self._is_closed:
-                raise StoreUnavailable("the server is shutting down")
-            if self._pool is not None and self._is_alive:
-                return self._pool
+        if self._opening is None:
+            assert self._group is not None, "used outside of its context"
+            self._opening = _Opening()
+            self._group.start_soon(self._reopen, self._opening)
+        opening = self._opening
+        await opening.ended.wait()
+        if opening.pool is None:
+            raise type(opening.failure)(opening.failure.message)
+        return opening.pool
+
+    async def _reopen(self, opening: _Opening) -> None:
+        try:
             if self._pool is not None:
                 logger.warning("%s has died; starting it anew", self._shown)
                 await self._close_pool()
-            try:
-                self._pool = await self._open()
-            except StoreError as error:
-                logger.error("%s cannot be used: %s", self._shown, error.message)
-                raise
-            return self._pool
+            self._pool = opening.pool = await self._open()
+        except StoreError as error:
+            logger.error("%s cannot be used: %s", self._shown, error.message)
+            opening.failure = error
+        finally:
+            self._opening = None
+            opening.ended.set()
 
     @property
     def _is_alive(self) -> bool:
@@ -180,6 +211,10 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is not None:
             await cancelled_once(pool.close(timeout=5.0))
+
+
+def _shutting_down() -> StoreUnavailable:
+    return StoreUnavailable("the server is shutting down")
 
 
 async def _configure(connection: Connection) -> None:
