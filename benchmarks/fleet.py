@@ -32,8 +32,8 @@ from server.demo_model import ensure_demo_model
 from spot.engines.base import DeltaSink, PipelineEngine
 from spot.engines.hosted import HostConfig, HostedEngine
 from spot.errors import EngineFailed, ShuntyardError
+from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet, PipelineSpec
-from spot.fleet_state import FailoverPolicy
 from spot.generation import Generation, SamplingParams, TokenDelta
 
 _NUM_SEATS = 4

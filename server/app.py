@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
+from starlette.convertors import register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -21,11 +22,12 @@ from server.endpoints.responses import CancelResponse, InputItems, Responses, St
 from server.endpoints.tokenization import Detokenize, Tokenize
 from server.endpoints.workflows import (
     CancelRun,
+    ExplainRun,
     OneRun,
     RunEventStream,
-    Runs,
-    RunWorkflow,
+    RunIdConvertor,
     ValidateWorkflow,
+    Workflows,
 )
 from server.errors import MethodNotAllowed, RouteNotFound
 from server.gateway import Gateway
@@ -148,16 +150,21 @@ def _routes(
 
 
 def _workflow_routes(gateway: Gateway, resources: WorkflowResources | None) -> list[BaseRoute]:
+    register_url_convertor("run", RunIdConvertor())
     operators = {one.name: one for one in operators_of(gateway, resources)}
-    run = "/v1/workflows/{run_id}"
-    return [
-        post("/v1/workflows", RunWorkflow(gateway, operators)),
-        post("/v1/workflows/validate", ValidateWorkflow(gateway, operators)),
-        get("/v1/workflows", Runs(gateway)),
-        get(run, OneRun(gateway)),
-        get(f"{run}/events", RunEventStream(gateway)),
-        post(f"{run}/cancel", CancelRun(gateway)),
-    ]
+    workflows = Workflows(gateway, operators)
+    routes: list[BaseRoute] = []
+    for prefix in ("/v1/workflows", "/workflows"):
+        run = f"{prefix}/{{run_id:run}}"
+        routes += [
+            KnownRoute(prefix, endpoint=workflows, methods=["GET", "POST"]),
+            post(f"{prefix}/validate", ValidateWorkflow(gateway, operators)),
+            get(run, OneRun(gateway)),
+            get(f"{run}/events", RunEventStream(gateway)),
+            get(f"{run}/explain", ExplainRun(gateway)),
+            post(f"{run}/cancel", CancelRun(gateway)),
+        ]
+    return routes
 
 
 class KnownRoute(Route):

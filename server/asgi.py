@@ -27,8 +27,22 @@ _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
+# An extension of our HTTP connections: ends one without completing the answer.
+HANG_UP = "shuntyard.hang_up"
+
+
 class ClientGone(Exception):
-    """The client closed the connection before the answer was complete."""
+    """Nobody takes the rest of the answer.
+
+    The client closed the connection, does not read, or has come back on another connection.
+    """
+
+
+def hang_up(scope: Scope) -> None:
+    """Close the connection of a request whose answer is not completed, if it is still open."""
+    extension = scope.get("extensions", {}).get(HANG_UP)
+    if extension is not None:
+        extension()
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

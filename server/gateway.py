@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import anyio
-
 from server.errors import ModelNotFound, ShuttingDown
 from server.journal import Journal
 from server.metrics import Metrics
 from server.sampling import SamplingDefaults
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer
+from server.version import INSTANCE
 from spot.engines.base import Engine, EngineStatus
 from spot.errors import EngineUnavailable, Overloaded, ShuntyardError
 from spot.parsed import ParserSource
@@ -29,9 +28,9 @@ def unix_s() -> int:
     return int(time.time())  # noqa: TID251
 
 
-def unix_of(at_s: float) -> float:
-    """The wall clock at a moment of the event loop's clock, in seconds."""
-    return time.time() - (anyio.current_time() - at_s)  # noqa: TID251
+def wall_s() -> float:
+    """The wall clock, to the fraction of a second; see `unix_s`."""
+    return time.time()  # noqa: TID251
 
 
 @dataclass(slots=True)
@@ -162,6 +161,7 @@ class HasStatus(Protocol):
 class Gateway:
     """Everything that endpoints share.
 
+    instance: by which this run of the server knows itself.
     further_engines: those of pooling models. journal: None unless generations are journaled.
     workflows: entered by the caller, as the engine and the keeper are.
     """
@@ -173,6 +173,7 @@ class Gateway:
     limits: Limits = field(default_factory=Limits)
     salt_secret: bytes | None = None
     version: str = ""
+    instance: str = INSTANCE
     further_engines: list[HasStatus] = field(default_factory=list)
     live: set[Failable] = field(default_factory=set)
     journal: Journal | None = None

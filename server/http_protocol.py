@@ -27,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from server.asgi import HANG_UP
 from server.errors import BadHttp, HttpError, RequestTimeout, describe
 
 MAX_HEAD_BYTES = 256 * 1024
@@ -51,6 +52,21 @@ class Exchange(RequestResponseCycle):
         if self.late is not None and message.get("more_body"):
             raise self.late
         return message
+
+    def hang_up(self) -> None:
+        """Close the connection instead of completing the answer.
+
+        What its client has not read by now it never will: that is thrown away, or the connection
+        would stay until it does.
+        """
+        if self.response_complete or self.disconnected:
+            return
+        self.disconnected = True
+        self.message_event.set()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
 
 
 class OldExchange(Exchange):
@@ -225,7 +241,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _new_exchange(self) -> Exchange:
         is_old = self.scope["http_version"] < "1.1"
         kind: Callable[..., Exchange] = OldExchange if is_old else Exchange
-        return kind(
+        exchange = kind(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -238,6 +254,9 @@ class HttpProtocol(HttpToolsProtocol):
             keep_alive=not is_old and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
+        extensions: dict[str, Any] = {HANG_UP: exchange.hang_up}
+        self.scope["extensions"] = extensions
+        return exchange
 
     def on_body(self, body: bytes) -> None:
         cycle = self.cycle

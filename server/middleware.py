@@ -13,7 +13,7 @@ import anyio
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.asgi import ClientGone, header, send_error
+from server.asgi import ClientGone, hang_up, header, send_error
 from server.errors import ErrorReply, Unauthorized, describe, internal_error
 from server.logs import RequestLog
 from server.metrics import Metrics
@@ -117,6 +117,7 @@ class ErrorBoundary:
             await self._app(scope, receive, watched_send)
         except ClientGone:
             record.outcome, record.status = "aborted", record.status or CLIENT_CLOSED_REQUEST
+            hang_up(scope)
         except ShuntyardError as error:
             reply = describe(error)
             self._note(record, reply)

@@ -54,11 +54,19 @@ from server.protocol.responses import (
 )
 from server.protocol.responses_api import ResponseRequest
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from server.protocol.workflows import (
+    RunExplanation,
+    RunList,
+    WorkflowEvent,
+    WorkflowRequest,
+    WorkflowRun,
+    WorkflowValidation,
+)
 
 JsonObject = dict[str, Any]
 Models = Mapping[Any, JsonObject]
 
-OPENAI, RANKING, TOKENS = "OpenAI", "Ranking", "Tokens"
+OPENAI, RANKING, TOKENS, WORKFLOWS = "OpenAI", "Ranking", "Tokens", "Workflows"
 OPERATIONS, ADMIN, COLLECTIONS = "Operations", "Admin", "Collections"
 JSON, SSE = "application/json", "text/event-stream"
 METRICS_TEXT = "text/plain; version=0.0.4"
@@ -73,7 +81,7 @@ _ERRORS = {
     400: "The request cannot be served as it stands; `param` names the field.",
     401: "No key, or one that is not known.",
     403: "Not from here: without an admin key the admin API is for its own machine.",
-    404: "There is no such model, response or collection.",
+    404: "There is no such model, response, run or collection.",
     405: "The path exists, for other methods.",
     408: "The body did not arrive in time.",
     409: "The answer that `Last-Event-ID` speaks of cannot be continued (with `--journal`).",
@@ -116,6 +124,14 @@ class Operation:
 
 
 _RERANK_EXAMPLE = {"query": "A pet", "documents": ["A car", "A cat"]}
+
+_WORKFLOW_EXAMPLE = {
+    "nodes": [
+        {"id": "idea", "op": "llm", "params": {"prompt": "A title about {{ inputs.topic }}"}},
+        {"id": "text", "op": "llm", "params": {"prompt": "{{ nodes.idea.output.text }}"}},
+    ],
+    "inputs": {"topic": "rain"},
+}
 
 _PAGE: tuple[JsonObject, ...] = (
     {
@@ -211,6 +227,82 @@ TABLE = (
         "For clients that ask: there are no background responses that it could cancel",
         answer=ResponseObject,
         errors=(400, 404, *_ANY),
+    ),
+    Operation(
+        "POST",
+        "/v1/workflows",
+        "runWorkflow",
+        WORKFLOWS,
+        "Run a workflow",
+        answer=WorkflowRun,
+        request=WorkflowRequest,
+        event=WorkflowEvent,
+        example=_WORKFLOW_EXAMPLE,
+        errors=_BODY,
+    ),
+    Operation(
+        "POST",
+        "/v1/workflows/validate",
+        "validateWorkflow",
+        WORKFLOWS,
+        "Everything that is wrong with a workflow, without running it",
+        answer=WorkflowValidation,
+        request=WorkflowRequest,
+        example=_WORKFLOW_EXAMPLE,
+        errors=_BODY,
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows",
+        "listRuns",
+        WORKFLOWS,
+        "The runs that are active or still remembered, the newest first",
+        answer=RunList,
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows/{run_id}",
+        "getRun",
+        WORKFLOWS,
+        "One run with its nodes and outputs",
+        answer=WorkflowRun,
+        errors=(404, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows/{run_id}/events",
+        "watchRun",
+        WORKFLOWS,
+        "What happened in a run and what happens, as server-sent events; `Last-Event-ID` is known",
+        answer=None,
+        event=WorkflowEvent,
+        query=(
+            {
+                "name": "starting_after",
+                "in": "query",
+                "description": "The `sequence_number` of the last event that the client has.",
+                "schema": {"type": "integer", "minimum": 0, "default": 0},
+            },
+        ),
+        errors=(400, 404, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows/{run_id}/explain",
+        "explainRun",
+        WORKFLOWS,
+        "Of each node, whether its work was shared, and why",
+        answer=RunExplanation,
+        errors=(404, *_ANY),
+    ),
+    Operation(
+        "POST",
+        "/v1/workflows/{run_id}/cancel",
+        "cancelRun",
+        WORKFLOWS,
+        "Stop a run; answers when all of its work has stopped",
+        answer=WorkflowRun,
+        errors=(404, *_ANY),
     ),
     Operation(
         "GET", "/v1/models", "listModels", OPENAI, "The models that are served", answer=ModelCards

@@ -34,8 +34,8 @@ from spot.engines.base import Engine
 from spot.engines.pooling import PoolingConfig, PoolingEngine
 from spot.engines.vllm_compat.flags import read_engine_flags
 from spot.errors import InvalidRequest
+from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet
-from spot.fleet_state import FailoverPolicy
 from workflows.outbound.addresses import AddressPolicy
 from workflows.stores.database import Database
 

@@ -103,7 +103,7 @@ class PipelineMaker:
             self._last_lines.append(line)
             logger.debug("%s: %s", name, line)
 
-        engine = HostedEngine(config, on_line=on_line, on_step=self._on_step)
+        engine = HostedEngine(config, label=name, on_line=on_line, on_step=self._on_step)
         return PipelineSpec(name, engine, weight)
 
     def _next_id(self, kind: str) -> str:

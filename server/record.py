@@ -24,6 +24,7 @@ class RequestRecord:
     num_counted_tokens, is_prompt_counted: what the token counters have of this request so far.
     outcome: completed; aborted (the client left); client_error (4xx); rejected (429, 503 before any
         work); failed (our fault, before or after the first byte).
+    via: other Shuntyards that it has come through.
     journaling: what writes the answer into the journal, if it is journaled.
     """
 
@@ -51,6 +52,7 @@ class RequestRecord:
     queue_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    via: list[str] = field(default_factory=list)
     journaling: Journaling | None = None
 
     @property

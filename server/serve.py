@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,8 @@ from server.logs import RequestLog, configure_logging, is_json
 from server.parts import Parts, build_parts
 from server.settings import Settings, SettingsError
 from server.tracing import RequestTracer
-from spot.engines.base import Engine
 from spot.errors import EngineFailed, EngineMisconfigured
+from spot.fleet import Fleet
 
 logger = logging.getLogger("shuntyard")
 console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -265,16 +265,30 @@ async def _announce_when_ready(settings: Settings, parts: Parts, listener: socke
     )
 
 
-async def _say_progress(engine: Engine, watching: anyio.CancelScope) -> None:
-    """Say what the engine is doing, whenever that changes, until `watching` is cancelled."""
-    said = ""
+async def _say_progress(fleet: Fleet, watching: anyio.CancelScope) -> None:
+    """Say what the engines are doing, whenever that changes, until `watching` is cancelled."""
+    said: dict[str, str] = {}
     with watching:
         while True:
-            detail = engine.status.detail
-            if detail and detail != said:
-                said = detail
-                say(f"engine: {detail}")
+            details = {name: status.detail for name, status in fleet.statuses().items()}
+            for line in start_news(details, said):
+                say(escape(line))
             await anyio.sleep(0.2)
+
+
+def start_news(details: Mapping[str, str], said: dict[str, str]) -> list[str]:
+    """What engines are doing and have not said; where there are several, each line begins with
+    whose it is.
+
+    details: by pipeline. said: what was said last, brought up to date.
+    """
+    news = {name: detail for name, detail in details.items() if detail != said.get(name, "")}
+    said.update(news)
+    return [
+        f"{'engine' if len(details) == 1 else name}: {detail}"
+        for name, detail in news.items()
+        if detail
+    ]
 
 
 def _request_log(settings: Settings) -> RequestLog:

@@ -20,12 +20,19 @@ from workflows.operators.base import JsonType, NodeContext, NodeResult, Operator
 from workflows.operators.embed import EmbedOperator
 from workflows.operators.http import HttpOperator
 from workflows.operators.ingest import IngestOperator
+from workflows.operators.nested import LoopOperator, MapOperator, WorkflowOperator
 from workflows.operators.rerank import RerankOperator
 from workflows.operators.search import SearchOperator
 from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
 from workflows.operators.web_search import WebSearchOperator
+from workflows.signature import Identity
 
 _ENDPOINT = "workflow:llm"
+# `prompt` is in `messages`; the others change who waits how, not what is said.
+_NOT_IN_THE_ANSWER = {
+    *("prompt", "stream", "stream_options", "stream_interval", "user", "metadata", "priority"),
+    *("request_id", "service_tier", "model"),
+}
 
 
 def operators_of(gateway: Gateway, resources: WorkflowResources | None) -> list[Operator]:
@@ -35,6 +42,9 @@ def operators_of(gateway: Gateway, resources: WorkflowResources | None) -> list[
         TemplateOperator(),
         MergeOperator(),
         SelectOperator(),
+        WorkflowOperator(),
+        MapOperator(),
+        LoopOperator(),
     ]
     if resources is not None:
         operators += [
@@ -64,6 +74,16 @@ class LlmOperator:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._chat = ChatCompletions(gateway)
+
+    def identity(self, params: LlmParams) -> Identity:
+        """Everything in the request that the answer depends on, and the model."""
+        is_sampled = params.temperature != 0 and params.seed is None
+        content = params.model_dump(mode="json", exclude_unset=True, exclude=_NOT_IN_THE_ANSWER)
+        return Identity(
+            content={"model": self._gateway.model.root, "request": content},
+            sampled="sampled: neither is temperature 0 nor is there a seed" if is_sampled else "",
+            wants_deltas=bool(params.stream),
+        )
 
     async def run(self, params: LlmParams, context: NodeContext) -> NodeResult:
         record = RequestRecord(
@@ -104,7 +124,7 @@ class LlmOperator:
             while not run.is_done:
                 for _, piece in await run.pieces():
                     choice.add(piece)
-                    if params.stream and piece.content:
+                    if piece.content:
                         context.emit(piece.content)
         answer = choice.render()
         message = answer["message"]
@@ -119,4 +139,5 @@ class LlmOperator:
                 "finish_reason": answer["finish_reason"],
             },
             usage={**counts, "cached_tokens": record.num_cached_tokens},
+            may_be_kept=answer["finish_reason"] != "length",
         )

@@ -34,20 +34,13 @@ from spot.errors import (
     Overloaded,
     ShuntyardError,
 )
+from spot.failover_policy import FailoverPolicy
+from spot.fleet_commands import Command, Fail, Kill, Retire, Start, Stop
 from spot.fleet_events import EventKind, FleetEvents
-from spot.fleet_state import (
-    Command,
-    Fail,
-    FailoverPolicy,
-    FleetState,
-    Kill,
-    Live,
-    Pipeline,
-    Retire,
-    Start,
-    Stop,
-)
+from spot.fleet_records import Live, Pipeline
+from spot.fleet_state import FleetState
 from spot.generation import Generation, SamplingParams, TokenDelta
+from spot.pace import stall_limit_s
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +77,15 @@ class _Member:
 class _Flight:
     """A generation as its caller knows it.
 
-    leg: what may speak for it now. num_told: migrations that the caller has been told of.
+    leg: what may speak for it now. num_counted: migrations that are in the fleet's events.
+    num_told: those that the caller has been told of; of one whose target failed before it made a
+        token, with the next one's first delta.
     num_reported: output tokens whose service was reported.
     """
 
     sink: DeltaSink
     leg: _LegSink | None = None
+    num_counted: int = 0
     num_told: int = 0
     num_reported: int = 0
 
@@ -97,30 +93,30 @@ class _Flight:
 class _LegSink:
     """Takes what one pipeline generates for one generation, as long as it is the one to do so."""
 
-    __slots__ = ("_fleet", "_is_resumed", "_live", "_num_migrations", "_sink")
+    __slots__ = ("_fleet", "_flight", "_is_resumed", "_live")
 
-    def __init__(self, fleet: Fleet, live: Live, sink: DeltaSink, num_migrations: int) -> None:
+    def __init__(self, fleet: Fleet, live: Live, flight: _Flight) -> None:
         self._fleet = fleet
         self._live = live
-        self._sink = sink
+        self._flight = flight
         self._is_resumed = bool(live.output)
-        self._num_migrations = num_migrations
 
     def on_delta(self, delta: TokenDelta) -> None:
-        fleet, live = self._fleet, self._live
+        fleet, live, flight = self._fleet, self._live, self._flight
         if fleet.sink_of(live) is not self:
             return
         live.output.extend(delta.token_ids)
         if self._is_resumed:
             delta.num_cached_tokens = delta.queue_s = None  # said of the first start only
-        if self._num_migrations:
-            delta.num_migrations, self._num_migrations = self._num_migrations, 0
+        if live.num_migrations != flight.num_told:
+            delta.num_migrations = live.num_migrations - flight.num_told
+            flight.num_told = live.num_migrations
         if delta.finish_reason is None:
-            self._sink.on_delta(delta)
+            flight.sink.on_delta(delta)
             fleet.on_progress(live, len(delta.token_ids))
         else:
             fleet.on_finish(live, len(delta.token_ids))
-            self._sink.on_delta(delta)
+            flight.sink.on_delta(delta)
 
     def on_error(self, error: ShuntyardError) -> None:
         if self._fleet.sink_of(self._live) is self:
@@ -346,6 +342,10 @@ class Fleet:
         """Raises KeyError."""
         return self._members[pipeline_id].spec.engine
 
+    def statuses(self) -> dict[str, EngineStatus]:
+        """What each pipeline's engine is doing."""
+        return {name: member.spec.engine.status for name, member in self._members.items()}
+
     def _known(self, pipeline_id: str) -> None:
         if pipeline_id not in self.state.pipelines:
             raise KeyError(pipeline_id)
@@ -452,13 +452,11 @@ class Fleet:
         flight = self._flights.get(generation_id)
         if flight is None or live.pipeline_id != pipeline_id:
             return  # ended, or moved on, by an earlier command's doing
-        new_migrations = live.num_migrations - flight.num_told
-        if new_migrations:
-            flight.num_told = live.num_migrations
+        if live.num_migrations != flight.num_counted:
+            flight.num_counted = live.num_migrations
             self.num_migrations += 1
-            detail = f"{len(live.output)} tokens so far"
-            self._say("migrated", pipeline_id, detail)
-        leg = flight.leg = _LegSink(self, live, flight.sink, new_migrations)
+            self._say("migrated", pipeline_id, f"{len(live.output)} tokens so far")
+        leg = flight.leg = _LegSink(self, live, flight)
         try:
             self._members[pipeline_id].spec.engine.submit(live.remaining, leg)
         except ShuntyardError as error:
@@ -535,7 +533,7 @@ class Fleet:
             f"canary-{self._num_canaries}", [1], SamplingParams(max_tokens=1, temperature=0.0)
         )
         canary = _Canary()
-        limit_s = self.state.stall_limit_s(pipeline)
+        limit_s = stall_limit_s(pipeline, self.state.policy)
         with anyio.move_on_after(limit_s):
             try:
                 engine.submit(generation, canary)
@@ -595,6 +593,7 @@ class Fleet:
             num_kv_blocks=sum(card.num_kv_blocks for card in cards),
             max_logprobs=min(card.max_logprobs for card in cards),
             resume=min((card.resume for card in cards), key=resumes.index),
+            instances=sorted({instance for card in cards for instance in card.instances}),
         )
 
     def _now_s(self) -> float:

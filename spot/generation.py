@@ -60,6 +60,7 @@ class Generation(msgspec.Struct, omit_defaults=True):
     id: unique among all live generations; never taken from a client.
     output_token_ids: what it has put out so far, on whichever engine. Limits in `sampling` count
         from the first of these.
+    via: servers that it has come through, should it have come from one that has this as upstream.
     allow_inexact_resume: after the loss of its engine it may go on where penalties, constraints
         and seeds see only what comes after.
     reasoning_ended: for constrained output behind a reasoning parser; None lets the engine
@@ -74,6 +75,7 @@ class Generation(msgspec.Struct, omit_defaults=True):
     reasoning_ended: bool | None = None
     output_token_ids: list[int] = []
     allow_inexact_resume: bool = False
+    via: list[str] = []
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):

@@ -41,10 +41,11 @@ from server.metrics import Metrics
 from server.sampling import SamplingDefaults
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer
+from server.version import INSTANCE
 from spot.engines.base import Engine
 from spot.engines.scripted import Faults, Script, ScriptedEngine
+from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet, PipelineSpec
-from spot.fleet_state import FailoverPolicy
 from spot.generation import Generation
 
 MODEL = "demo"
@@ -356,6 +357,7 @@ def serving(
     spare: bool = False,
     policy: FailoverPolicy | None = None,
     journal: Path | Journal | None = None,
+    instance: str = INSTANCE,
 ) -> Iterator[Server]:
     """Serve with a scripted engine.
 
@@ -368,6 +370,7 @@ def serving(
     further_routes: makes routes from the gateway, as the composition root does.
     wrap: puts something around the whole application.
     journal: a folder for the journal of generations, or the journal itself.
+    instance: what the server says of itself.
     """
     tokenizer = tokenizer or demo_tokenizer()
     assert tokenizer.eos_token_id is not None
@@ -405,6 +408,7 @@ def serving(
         limits=limits or Limits(),
         salt_secret=salt_secret,
         version="0.0-test",
+        instance=instance,
         journal=Journal(journal, now_s=time.time) if isinstance(journal, Path) else journal,
     )
     if gateway.journal is not None:

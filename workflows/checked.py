@@ -8,43 +8,44 @@ type is not what the parameter takes, and cycles.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jsonschema_rs
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from workflows.complaints import Path, complaints, nearest, shown_path
 from workflows.errors import InvalidWorkflow, Problem, TemplateError
 from workflows.graph import find_cycle, topological_order
-from workflows.operators.base import JsonType, Operator
+from workflows.operators.base import JsonType, Nesting, Operator
 from workflows.spec import Node, Workflow
 from workflows.templates import Reference, Template, compile_condition
-from workflows.values import Path, TemplatedValue, compile_value, shown_path
+from workflows.values import TemplatedValue, compile_value
 
 MAX_PROBLEMS = 100
+MAX_DEPTH = 4
+MAX_MESSAGE_CHARS = 300
 
-_SAMPLES: dict[str, Any] = {
-    "string": "x",
-    "number": 1.0,
-    "integer": 1,
-    "boolean": True,
-    "object": {},
-    "array": [],
-}
+# A custom check of a value with a template in it may complain of what is not known yet.
+_JUDGES_A_WHOLE = ("value_error", "assertion_error")
 _NODE_FIELDS = ("output", "status", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedNode:
-    """A node that can run. dependencies: ids, declared and referred to."""
+    """A node that can run.
+
+    dependencies: ids, declared and referred to. nested: the workflow in its parameters.
+    """
 
     spec: Node
     operator: Operator
     params: TemplatedValue
     when: Template | None
     dependencies: frozenset[str]
+    nested: CheckedWorkflow | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class CheckedWorkflow:
 
 def check_workflow(document: Any, operators: Mapping[str, Operator]) -> CheckedWorkflow:
     """Raises InvalidWorkflow with every problem that is found (at most MAX_PROBLEMS)."""
-    return _Checker(operators).check(document)
+    return _Checker(operators, depth=0).check(document)
 
 
 def check_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> None:
@@ -69,7 +70,7 @@ def check_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> None:
         Problem(
             path=shown_path(("inputs", *error.instance_path)),
             code="invalid_input",
-            message=error.message[:500],
+            message=error.message[:MAX_MESSAGE_CHARS],
         )
         for error in _schema_validator(workflow.input_schema).iter_errors(dict(inputs))
     ]
@@ -80,8 +81,9 @@ def check_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> None:
 class _Checker:
     """One document's check; collects problems."""
 
-    def __init__(self, operators: Mapping[str, Operator]) -> None:
+    def __init__(self, operators: Mapping[str, Operator], *, depth: int) -> None:
         self._operators = operators
+        self._depth = depth
         self._problems: list[Problem] = []
         self._ids: dict[str, Node | None] = {}
         self._indexes: dict[str, int] = {}
@@ -126,15 +128,17 @@ class _Checker:
         self._dependencies[name] = frozenset()
 
     def _report(self, path: Path, code: str, message: str) -> None:
-        self._problems.append(Problem(path=shown_path(path), code=code, message=message))
+        self._problems.append(
+            Problem(path=shown_path(path), code=code, message=message[:MAX_MESSAGE_CHARS])
+        )
 
     def _parse(self, kind: type[Any], raw: Any, path: Path) -> Any:
         """An instance of a pydantic model, or None and problems."""
         try:
             return kind.model_validate(raw)
         except ValidationError as error:
-            for one in error.errors(include_url=False, include_context=False):
-                self._report((*path, *_location(one["loc"])), one["type"], _message(one, kind))
+            for one in complaints(_errors(error), raw, kind):
+                self._report((*path, *one.path), one.code, one.message)
             return None
 
     def _check_schema(self, workflow: Workflow) -> None:
@@ -145,7 +149,7 @@ class _Checker:
             _schema_validator(schema)
         except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
             path = ("input_schema", *getattr(error, "instance_path", ()))
-            self._report(path, "invalid_schema", getattr(error, "message", str(error))[:500])
+            self._report(path, "invalid_schema", getattr(error, "message", str(error)))
             return
         properties = schema.get("properties")
         if isinstance(properties, dict) and schema.get("additionalProperties") is False:
@@ -155,12 +159,13 @@ class _Checker:
         num_before = len(self._problems)
         operator = self._operators.get(node.op)
         if operator is None:
-            hint = _nearest(node.op, self._operators)
+            hint = nearest(node.op, self._operators)
             self._report((*path, "op"), "unknown_operator", f"there is no {node.op!r}{hint}")
         params_path = (*path, "params")
         params = compile_value(
             node.params,
             lambda at, message: self._report((*params_path, *at), "invalid_template", message),
+            literal=operator.nested_param if isinstance(operator, Nesting) else None,
         )
         dependencies: set[str] = set()
         for at, template in params.templates.items():
@@ -179,6 +184,7 @@ class _Checker:
         if operator is None:
             return None
         self._check_params(operator, params, params_path)
+        nested = self._check_nested(operator, node, params_path)
         if len(self._problems) > num_before:
             return None
         return CheckedNode(
@@ -187,7 +193,25 @@ class _Checker:
             params=params,
             when=when,
             dependencies=frozenset(dependencies),
+            nested=nested,
         )
+
+    def _check_nested(self, operator: Operator, node: Node, path: Path) -> CheckedWorkflow | None:
+        if not isinstance(operator, Nesting) or operator.nested_param not in node.params:
+            return None
+        path = (*path, operator.nested_param)
+        if self._depth + 1 >= MAX_DEPTH:
+            self._report(path, "too_deep", f"workflows nest {MAX_DEPTH} deep at most")
+            return None
+        inner = _Checker(self._operators, depth=self._depth + 1)
+        try:
+            return inner.check(node.params[operator.nested_param])
+        except InvalidWorkflow as error:
+            self._problems += [
+                replace(one, path=".".join(filter(None, (shown_path(path), one.path))))
+                for one in error.problems
+            ]
+            return None
 
     def _check_condition(self, node: Node, path: Path) -> Template | None:
         if node.when is None:
@@ -211,7 +235,7 @@ class _Checker:
             elif reference.root == "inputs":
                 name = reference.path[0]
                 if self._input_names is not None and name not in self._input_names:
-                    hint = _nearest(name, self._input_names)
+                    hint = nearest(name, self._input_names)
                     self._report(path, "unknown_input", f"there is no input {name!r}{hint}")
             elif self._check_id(reference.path[0], path):
                 found.add(reference.path[0])
@@ -221,7 +245,7 @@ class _Checker:
     def _check_id(self, name: str, path: Path) -> bool:
         if name in self._ids:
             return True
-        hint = _nearest(name, self._ids)
+        hint = nearest(name, self._ids)
         self._report(path, "unknown_node", f"there is no node {name!r}{hint}")
         return False
 
@@ -235,7 +259,7 @@ class _Checker:
             return
         fields = self._output_fields(node_id)
         if rest[0] == "output" and len(rest) > 1 and fields is not None and rest[1] not in fields:
-            message = f"the output of {node_id!r} has no {rest[1]!r}{_nearest(rest[1], fields)}"
+            message = f"the output of {node_id!r} has no {rest[1]!r}{nearest(rest[1], fields)}"
             self._report(path, "unknown_field", message)
 
     def _output_fields(self, node_id: str) -> Mapping[str, JsonType] | None:
@@ -245,26 +269,33 @@ class _Checker:
 
     def _check_params(self, operator: Operator, params: TemplatedValue, path: Path) -> None:
         """What is wrong with the parameters whatever the templates will give."""
-        unknown = object()
-        kinds = {at: self._kind(template) for at, template in params.templates.items()}
+        samples: dict[int, tuple[Path, Template, Any]] = {}
 
         def sample(at: Path, template: Template) -> Any:
-            return _SAMPLES.get(kinds[at], unknown)
+            value = _sample(self._kind(template))
+            samples[id(value)] = (at, template, value)
+            return value
 
+        filled = params.replaced(sample)
         try:
-            operator.params.model_validate(params.replaced(sample))
+            operator.params.model_validate(filled)
+            return
         except ValidationError as error:
-            for one in error.errors(include_url=False, include_context=False):
-                location = _location(one["loc"])
-                template_at = next((at for at in kinds if location[: len(at)] == at), None)
-                if template_at is not None:
-                    kind = kinds[template_at]
-                    if kind == "any" or not one["type"].endswith("_type"):
-                        continue
-                    message = f"{params.templates[template_at].source} is a {kind}; {one['msg']}"
-                    self._report((*path, *template_at), "type_mismatch", message)
-                elif not _contains_template(location, kinds):
-                    self._report((*path, *location), one["type"], _message(one, operator.params))
+            errors = _errors(error)
+        certain = []
+        for one in errors:
+            known = samples.get(id(one["input"]))
+            if known is None or one["type"] == "extra_forbidden":
+                if one["type"] not in _JUDGES_A_WHOLE or not _holds(one["input"], samples):
+                    certain.append(one)
+                continue
+            at, template, _ = known
+            kind = self._kind(template)
+            if kind != "any" and one["type"].endswith("_type"):
+                message = f"{template.source} is a {kind}; {one['msg']}"
+                self._report((*path, *at), "type_mismatch", message)
+        for complaint in complaints(certain, filled, operator.params):
+            self._report((*path, *complaint.path), complaint.code, complaint.message)
 
     def _kind(self, template: Template) -> JsonType:
         """The JSON type of what a template gives, as far as it can be known."""
@@ -317,24 +348,33 @@ def _no_retrieval(uri: str) -> Any:
     raise ValueError(f"$ref to {uri[:200]} is not followed; write the schema in place")
 
 
-def _location(loc: Sequence[str | int]) -> Path:
-    return tuple(loc)
+def _errors(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_context=False)
 
 
-def _contains_template(location: Path, templates: Iterable[Path]) -> bool:
-    """Whether the value at `location` has a template inside, so that it is not known yet."""
-    return bool(location) and any(at[: len(location)] == location for at in templates)
+class _Unknown:
+    """Stands for a value of a type that only a run can tell."""
 
 
-def _message(error: Any, kind: type[BaseModel]) -> str:
-    if error["type"] == "model_type":
-        return "must be an object"
-    if error["type"] == "extra_forbidden":
-        name = str(error["loc"][-1])
-        return f"unknown field{_nearest(name, kind.model_fields)}"
-    return str(error["msg"])
+def _sample(kind: JsonType) -> Any:
+    """A value of a type, that is no other one (by identity)."""
+    match kind:
+        case "string":
+            return "".join(("a", " text"))
+        case "number":
+            return float("1.5")
+        case "integer":
+            return int("1000003")
+        case "object":
+            return {}
+        case "array":
+            return []
+    return _Unknown()
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def _holds(value: Any, samples: Container[int]) -> bool:
+    if id(value) in samples:
+        return True
+    if isinstance(value, dict):
+        return any(_holds(item, samples) for item in value.values())
+    return isinstance(value, list) and any(_holds(item, samples) for item in value)

@@ -75,7 +75,10 @@ Command = StartNode | StopNode | Happened
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """One node of one run. Times are of the clock that the caller passes, in seconds."""
+    """One node of one run. Times are of the clock that the caller passes, in seconds.
+
+    shared: whose work its result is: its own (`none`), or another node's (`inflight`, `cache`).
+    """
 
     node: CheckedNode
     num_missing: int
@@ -85,6 +88,8 @@ class NodeState:
     output: dict[str, Any] | None = None
     failure: Failure | None = None
     usage: dict[str, int] = field(default_factory=dict)
+    shared: str = "none"
+    shared_reason: str = ""
     started_s: float | None = None
     finished_s: float | None = None
 
@@ -153,12 +158,21 @@ class RunState:
             state.started_s = now_s
         return [Happened(type="node.started", node_id=node_id, data={"attempt": state.attempt})]
 
-    def work_completed(self, node_id: str, result: NodeResult, *, now_s: float) -> list[Command]:
-        """The work of a node is done."""
+    def work_completed(
+        self,
+        node_id: str,
+        result: NodeResult,
+        *,
+        now_s: float,
+        shared: str = "none",
+        shared_reason: str = "",
+    ) -> list[Command]:
+        """The work of a node is done. shared, shared_reason: whose work it was, and why."""
         state = self.nodes[node_id]
         if state.status != "running":
             return []
         state.output, state.usage = result.output, result.usage
+        state.shared, state.shared_reason = shared, shared_reason
         commands = self._end_node(state, "completed", now_s)
         return commands + self._advance(self._released(state), now_s)
 
@@ -278,6 +292,7 @@ class RunState:
         data: dict[str, Any] = {} if failure is None else {"error": failure}
         if status == "completed":
             data["output"] = state.output
+            data["shared"] = state.shared
         return [Happened(type=f"node.{status}", node_id=name, data=data)]
 
     def _released(self, state: NodeState) -> list[str]:

@@ -5,57 +5,77 @@ Every node's work is a task of its own. Nothing here decides what runs next.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 from anyio.abc import TaskGroup
-from pydantic import ValidationError
 
-from workflows.checked import CheckedWorkflow, check_inputs
-from workflows.errors import NodeFailed, RunNotFound, TooManyRuns
+from workflows.checked import CheckedNode, CheckedWorkflow, check_inputs
+from workflows.errors import InvalidWorkflow, NodeFailed, RunNotFound, TooManyRuns
+from workflows.execution import NodeExecutor
 from workflows.operators.base import NodeContext, NodeResult
 from workflows.run_events import RunEvents
 from workflows.run_state import Command, Happened, RunState, StartNode, StopNode
-from workflows.values import shown_path
-
-logger = logging.getLogger(__name__)
+from workflows.shared_work import SharedWork
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Run:
-    """One run. ended: is set once its last event was logged and all of its work has stopped."""
+    """One run.
+
+    wall_s: the wall clock when it was created. root: the outermost run around it, of which
+    num_nested counts those inside. ended: is set once its last event was logged and all
+    of its work has stopped.
+    """
 
     id: str
     tenant: str
+    wall_s: float
     state: RunState
+    root: Run | None = None
+    num_nested: int = 0
     events: RunEvents = field(default_factory=RunEvents)
     ended: anyio.Event = field(default_factory=anyio.Event)
     _scopes: dict[str, anyio.CancelScope] = field(default_factory=dict)
     _num_tasks: int = 0
+
+    def wall_at(self, at_s: float) -> float:
+        """The wall clock at a moment of the event loop's clock."""
+        return self.wall_s + (at_s - self.state.created_s)
 
 
 class WorkflowService:
     """An async context manager; leaving it cancels every run.
 
     max_active: runs at once. max_kept, max_kept_s: how many ended runs can still be asked for, and
-    for how long.
+    for how long. max_cache_bytes: of results that equal nodes may use again.
+    max_nested: runs inside one run, all together.
     """
 
     def __init__(
-        self, *, max_active: int = 1000, max_kept: int = 1000, max_kept_s: float = 3600.0
+        self,
+        *,
+        max_active: int = 1000,
+        max_kept: int = 1000,
+        max_kept_s: float = 3600.0,
+        max_cache_bytes: int = 64 * 1024 * 1024,
+        max_nested: int = 10_000,
     ) -> None:
         self._max_active = max_active
         self._max_kept = max_kept
         self._max_kept_s = max_kept_s
+        self._max_nested = max_nested
         self._active: dict[str, Run] = {}
         self._kept: OrderedDict[str, Run] = OrderedDict()
         self._group: TaskGroup | None = None
+        self._shared_work = SharedWork(max_bytes=max_cache_bytes)
+        self._executor: NodeExecutor | None = None
 
     @property
     def num_active(self) -> int:
@@ -64,6 +84,7 @@ class WorkflowService:
     async def __aenter__(self) -> Self:
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
+        self._executor = NodeExecutor(self._shared_work, self._group)
         return self
 
     async def __aexit__(
@@ -78,19 +99,42 @@ class WorkflowService:
         self._group.cancel_scope.cancel()
         await self._group.__aexit__(exc_type, exc, traceback)
 
-    def submit(self, workflow: CheckedWorkflow, inputs: Mapping[str, Any], *, tenant: str) -> Run:
+    def submit(
+        self,
+        workflow: CheckedWorkflow,
+        inputs: Mapping[str, Any],
+        *,
+        tenant: str,
+        wall_s: float = 0.0,
+    ) -> Run:
         """Start a run. Raises InvalidWorkflow for inputs that the workflow does not take, and
         TooManyRuns."""
-        check_inputs(workflow.spec, inputs)
         if len(self._active) >= self._max_active:
             raise TooManyRuns(f"{self._max_active} runs are active; try again later")
+        run = self._start(workflow, inputs, tenant=tenant, wall_s=wall_s, root=None)
+        if not run.ended.is_set():
+            self._active[run.id] = run
+        return run
+
+    def _start(
+        self,
+        workflow: CheckedWorkflow,
+        inputs: Mapping[str, Any],
+        *,
+        tenant: str,
+        wall_s: float,
+        root: Run | None,
+    ) -> Run:
+        """Raises InvalidWorkflow."""
+        check_inputs(workflow.spec, inputs)
         now_s = anyio.current_time()
         run = Run(
             id=f"run_{secrets.token_hex(12)}",
             tenant=tenant,
+            wall_s=wall_s,
+            root=root,
             state=RunState(workflow, inputs, now_s=now_s),
         )
-        self._active[run.id] = run
         if workflow.spec.deadline_s is not None:
             self._spawn(run, "", self._expire, run, workflow.spec.deadline_s)
         self._carry_out(run, run.state.start(now_s=now_s))
@@ -155,9 +199,10 @@ class WorkflowService:
             return
         run.events.close()
         run.ended.set()
-        self._active.pop(run.id, None)
-        self._kept[run.id] = run
-        self._forget_old()
+        if run.root is None:
+            self._active.pop(run.id, None)
+            self._kept[run.id] = run
+            self._forget_old()
 
     def _forget_old(self) -> None:
         oldest_s = anyio.current_time() - self._max_kept_s
@@ -178,47 +223,61 @@ class WorkflowService:
         node_id, state = start.node.spec.id, run.state
         await anyio.sleep(start.delay_s)
         self._carry_out(run, state.work_started(node_id, now_s=anyio.current_time()))
+        context = NodeContext(
+            run_id=run.id,
+            node_id=node_id,
+            tenant=run.tenant,
+            idempotency_key=f"{run.id}:{node_id}",
+            attempt=start.attempt,
+            emit=partial(_log, run, "node.delta", node_id, "text"),
+            note_shared=partial(_log, run, "node.shared", node_id, "shared"),
+            run_nested=partial(self._run_nested, run, start.node),
+        )
+        assert self._executor is not None
         try:
-            result = await _try_once(run, start)
+            outcome = await self._executor.execute(start, context)
         except NodeFailed as error:
             now_s = anyio.current_time()
             self._carry_out(run, state.work_failed(node_id, error, now_s=now_s))
-        else:
-            now_s = anyio.current_time()
-            self._carry_out(run, state.work_completed(node_id, result, now_s=now_s))
+            return
+        commands = state.work_completed(
+            node_id,
+            outcome.result,
+            now_s=anyio.current_time(),
+            shared=outcome.shared,
+            shared_reason=outcome.reason,
+        )
+        self._carry_out(run, commands)
+
+    async def _run_nested(self, run: Run, node: CheckedNode, inputs: dict[str, Any]) -> NodeResult:
+        """A run inside a node. It is cancelled with the node, and counts to the run around it."""
+        assert node.nested is not None
+        root = run.root or run
+        root.num_nested += 1
+        if root.num_nested > self._max_nested:
+            message = f"a run may have {self._max_nested} runs inside at most"
+            raise NodeFailed(message, code="too_many_runs", is_retryable=False)
+        try:
+            inner = self._start(
+                node.nested, inputs, tenant=run.tenant, wall_s=run.wall_s, root=root
+            )
+        except InvalidWorkflow as error:
+            raise NodeFailed(error.message, code="invalid_input", is_retryable=False) from None
+        try:
+            await inner.ended.wait()
+        finally:
+            self.cancel(inner)
+        failure = inner.state.failure
+        if failure is not None:
+            message = (
+                f"node {failure.node_id}: {failure.message}" if failure.node_id else failure.message
+            )
+            # Its nodes have used up their own tries.
+            raise NodeFailed(message, code=failure.code, is_retryable=False)
+        assert inner.state.outputs is not None
+        return NodeResult(output=inner.state.outputs, usage=inner.state.usage)
 
 
-async def _try_once(run: Run, start: StartNode) -> NodeResult:
-    """Raises NodeFailed, and nothing else."""
-    spec, operator = start.node.spec, start.node.operator
-
-    def emit(text: str) -> None:
-        run.events.add("node.delta", spec.id, {"text": text}, now_s=anyio.current_time())
-
-    context = NodeContext(
-        run_id=run.id,
-        node_id=spec.id,
-        tenant=run.tenant,
-        idempotency_key=f"{run.id}:{spec.id}",
-        attempt=start.attempt,
-        emit=emit,
-    )
-    try:
-        params = operator.params.model_validate(start.params)
-        with anyio.move_on_after(spec.timeout_s):
-            return await operator.run(params, context)
-    except ValidationError as error:
-        raise NodeFailed(_described(error), code="invalid_params", is_retryable=False) from None
-    except NodeFailed:
-        raise
-    except Exception:
-        # The boundary of an operator's own code: its bug ends the node, not the server.
-        logger.exception("node %s of run %s failed", spec.id, run.id)
-        raise NodeFailed("internal error", code="internal_error", is_retryable=False) from None
-    raise NodeFailed(f"took longer than {spec.timeout_s:g} s", code="timeout", is_retryable=True)
-
-
-def _described(error: ValidationError) -> str:
-    """The first problems of parameters that turned out wrong once they were rendered."""
-    problems = error.errors(include_url=False, include_context=False)
-    return "; ".join(f"{shown_path(('params', *one['loc']))}: {one['msg']}" for one in problems[:5])
+def _log(run: Run, kind: str, node_id: str, name: str, value: str) -> None:
+    """One thing that a node says while it works."""
+    run.events.add(kind, node_id, {name: value}, now_s=anyio.current_time())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 MAX_NODES = 1000
 
@@ -29,6 +29,24 @@ class Retry(Document):
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
+class Share(Document):
+    """With whom equal work may be shared, and when two nodes are equal.
+
+    salt: nodes with different ones are never the same. sampled: one random sample may serve several
+    nodes; without it only deterministic work is shared.
+    """
+
+    scope: Literal["none", "run", "tenant"] = "tenant"
+    salt: Annotated[str, StringConstraints(max_length=256)] = ""
+    sampled: bool = False
+
+
+class Cache(Document):
+    """ttl_s: a result of equal work that is no older may be used again."""
+
+    ttl_s: Annotated[float, Field(gt=0, le=86400 * 30)]
+
+
 class Node(Document):
     """One node. Strings in `params` are templates.
 
@@ -40,13 +58,15 @@ class Node(Document):
 
     id: NodeId
     op: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    params: dict[str, JsonValue] = Field(default_factory=dict)
-    depends_on: list[str] = Field(default_factory=list, max_length=MAX_NODES)
+    params: dict[str, Any] = Field(default_factory=dict)
+    depends_on: list[str] = Field(default_factory=list, max_length=MAX_NODES, fail_fast=True)
     when: str | None = None
+    share: Share = Field(default_factory=Share)
+    cache: Cache | None = None
     retry: Retry = Field(default_factory=lambda: Retry(max_attempts=1))
     timeout_s: Annotated[float, Field(gt=0, le=86400)] | None = None
     on_error: Literal["fail", "skip", "default"] = "fail"
-    default: dict[str, JsonValue] | None = None
+    default: dict[str, Any] | None = None
 
 
 class Workflow(Document):
@@ -59,7 +79,7 @@ class Workflow(Document):
 
     name: Annotated[str, StringConstraints(max_length=128)] | None = None
     description: Annotated[str, StringConstraints(max_length=4096)] | None = None
-    input_schema: dict[str, JsonValue] | None = None
+    input_schema: dict[str, Any] | None = None
     nodes: Annotated[list[Any], Field(min_length=1, max_length=MAX_NODES)]
-    outputs: str | list[str] | dict[str, JsonValue] | None = None
+    outputs: str | Annotated[list[str], Field(fail_fast=True)] | dict[str, Any] | None = None
     deadline_s: Annotated[float, Field(gt=0, le=86400)] | None = None

@@ -6,15 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from workflows.complaints import Path
 from workflows.errors import TemplateError
 from workflows.templates import Template, compile_template
-
-Path = tuple[str | int, ...]
-
-
-def shown_path(path: Path) -> str:
-    """`nodes.3.params.model`."""
-    return ".".join(str(part) for part in path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +45,19 @@ class TemplatedValue:
 
 
 def compile_value(
-    value: Any, on_error: Callable[[Path, str], None] | None = None
+    value: Any,
+    on_error: Callable[[Path, str], None] | None = None,
+    *,
+    literal: str | None = None,
 ) -> TemplatedValue:
     """Compiles every string that has a `{{` or `{%` in it.
 
     on_error: takes what is wrong with a template, which is then left as it is; without it, raises
-    TemplateError.
+    TemplateError. literal: a key of `value` whose strings are no templates.
     """
     templates = {}
     for path, text in _strings(value, ()):
-        if "{{" not in text and "{%" not in text and "{#" not in text:
+        if path[:1] == (literal,) or ("{{" not in text and "{%" not in text and "{#" not in text):
             continue
         try:
             templates[path] = compile_template(text)

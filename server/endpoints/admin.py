@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ from spot.fleet_events import FleetEvent
 
 _MAX_BODY_BYTES = 64 * 1024
 _KEEP_ALIVE_S = 15.0
+_EVENT_ID = re.compile(rb"[0-9]{1,20}")
 
 # Makes the engine of a pipeline to add; raises InvalidRequest or a ShuntyardError if it cannot.
 PipelineFactory = Callable[["NewPipeline"], Awaitable[PipelineSpec]]
@@ -157,8 +159,7 @@ class AdminEvents:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._gate.check(scope)
-        last = header(scope, b"last-event-id") or b"0"
-        number = int(last) if last.isdigit() and len(last) < 19 else 0
+        number = _event_number(header(scope, b"last-event-id") or b"0")
 
         async def work() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
@@ -174,6 +175,17 @@ class AdminEvents:
                 number = events[-1].number
                 data = b"".join([_frame(event) for event in events])
             await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _event_number(event_id: bytes) -> int:
+    """Raises InvalidRequest for what is no id of an event: those are plain numbers."""
+    if not _EVENT_ID.fullmatch(event_id):
+        raise InvalidRequest(
+            f"Last-Event-ID '{event_id.decode('latin-1')[:80]}' is not the id of an event: those "
+            "are whole numbers.",
+            param="Last-Event-ID",
+        )
+    return int(event_id)
 
 
 def _frame(event: FleetEvent) -> bytes:

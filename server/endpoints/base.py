@@ -13,6 +13,9 @@ from server.gateway import Gateway
 from server.journaling import journaled
 from server.protocol.base import RequestBody, parse_body
 from server.record import RequestRecord, record_of
+from spot.engines.upstream_via import HEADER, read_via
+
+_VIA = HEADER.lower().encode()
 
 B = TypeVar("B", bound=RequestBody)
 
@@ -31,6 +34,8 @@ class JsonEndpoint(ABC, Generic[B]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
+        if via := header(scope, _VIA):
+            record.via = read_via(via.decode("latin-1"), self.gateway.instance)
         limits = self.gateway.limits
         with self.gateway.admission.request():
             raw = await read_json(

@@ -2,108 +2,30 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from starlette.types import Send
 
-from server.asgi import send_json
 from server.endpoints.base import JsonEndpoint
-from server.endpoints.event_ids import with_event_ids
-from server.endpoints.streaming import ChunkWriter, stream_run, usage_bytes
-from server.gateway import Gateway, unix_s
+from server.endpoints.choices import Choices, formatter_for, respond, sampling_for
+from server.endpoints.streaming import ChunkWriter, usage_bytes
+from server.endpoints.tool_plan import ToolPlan, plan_tools
+from server.gateway import unix_s
 from server.generation_run import GenerationRun, usage
 from server.protocol.base import parse_body
-from server.protocol.chat import ChatCompletionRequest, NamedToolChoice, Tool
+from server.protocol.chat import ChatCompletionRequest
 from server.record import RequestRecord
-from server.sampling import (
-    check_stream_options,
-    constrained_by_extension,
-    constraint_param,
-    for_choice,
-    output_limit,
-    sampling_params,
-    structured_output,
-)
+from server.sampling import check_stream_options, constrained_by_extension, structured_output
 from server.sse import DONE, frame
 from server.text.assembler import ChoiceAssembler, Piece
 from server.text.conversation import template_messages, template_tools
-from server.text.detokenizer import Detokenizer
 from server.text.logprobs import LogprobFormatter
 from server.text.prompting import encode_prompt
-from server.text.tool_choice import (
-    NamedToolParser,
-    RequiredToolParser,
-    named_constraint,
-    required_constraint,
-)
 from spot.errors import InvalidRequest
 from spot.generation import Generation, StructuredOutput
-from spot.parsed import ChainedParser, OutputParser, ParsedDelta, ToolCallDelta
-
-
-@dataclass(slots=True)
-class ToolPlan:
-    """How tools are used in this request.
-
-    mode: none (no calls), auto (the model decides, a parser finds the calls), required, named.
-    """
-
-    mode: str
-    tools: list[Tool]
-    named: Tool | None = None
-    at_most_one: bool = False
-
-    def constraint(self) -> StructuredOutput | None:
-        if self.mode == "named" and self.named is not None:
-            return named_constraint(self.named)
-        if self.mode == "required":
-            return required_constraint(self.tools, at_most_one=self.at_most_one)
-        return None
-
-
-def plan_tools(body: ChatCompletionRequest, gateway: Gateway) -> ToolPlan:
-    """Raises InvalidRequest for a choice that the tools or the server cannot meet."""
-    choice = body.tool_choice
-    tools = body.tools or []
-    at_most_one = body.parallel_tool_calls is False
-    if not tools:
-        if choice is not None and choice != "none":
-            raise InvalidRequest("tool_choice is only allowed with tools.", param="tool_choice")
-        return ToolPlan("none", [])
-    if isinstance(choice, NamedToolChoice):
-        named = next((t for t in tools if t.function.name == choice.function.name), None)
-        if named is None:
-            raise InvalidRequest(
-                f"tool_choice names '{choice.function.name[:64]}', which is not in tools.",
-                param="tool_choice.function.name",
-            )
-        return ToolPlan("named", tools, named, at_most_one)
-    mode = choice or "auto"
-    options = gateway.model.chat
-    if mode == "auto" and not (options.enable_auto_tool_choice and options.has_tool_parser):
-        raise InvalidRequest(
-            'tool_choice "auto" (the default with tools) needs a server started with '
-            "--enable-auto-tool-choice and --tool-call-parser; "
-            'use "required", a named tool or "none" here.',
-            param="tool_choice",
-            code="unsupported_value",
-        )
-    return ToolPlan(mode, tools, None, at_most_one)
-
-
-class _SingleCall:
-    """Lets only the first tool call of a parser through (`parallel_tool_calls: false`)."""
-
-    def __init__(self, parser: OutputParser) -> None:
-        self._parser = parser
-
-    def feed(self, text: str, token_ids: list[int], finished: bool) -> ParsedDelta:
-        parsed = self._parser.feed(text, token_ids, finished)
-        parsed.tool_calls = [call for call in parsed.tool_calls if call.index == 0]
-        return parsed
+from spot.parsed import ToolCallDelta
 
 
 @dataclass(slots=True)
@@ -158,30 +80,16 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         send: Send,
     ) -> None:
         job = await self.prepare(body, raw, record)
-        if record.journaling is not None:
-            await record.journaling.begin(
-                job, prompts=[job.prompt_token_ids], model=self.gateway.model.root
-            )
-        run = GenerationRun(
+        await respond(
             self.gateway,
+            body,
+            job,
             record,
-            job.generations,
-            job.assemblers,
-            num_prompt_tokens=len(job.prompt_token_ids),
-            num_choices=len(job.generations),
-            constraint_param=constraint_param(body),
-            stream_interval=(
-                (body.stream_interval or self.gateway.limits.stream_interval) if body.stream else 1
-            ),
+            send,
+            prompts=[job.prompt_token_ids],
+            new_writer=lambda: ChatChunkWriter(job, record),
+            whole_answer=lambda run: self._whole_answer(job, run, record),
         )
-        writer = with_event_ids(
-            ChatChunkWriter(job, record), record.journaling, num_choices=len(job.generations)
-        )
-        with run:
-            if body.stream:
-                await stream_run(self.gateway, record, run, writer, send)
-            else:
-                await send_json(send, await self._whole_answer(job, run, record))
 
     async def prepare(
         self, body: ChatCompletionRequest, raw: dict[str, Any], record: RequestRecord
@@ -192,83 +100,47 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         self._check_combinations(body)
         tools = plan_tools(body, self.gateway)
         body, raw = self._adjusted(body, raw, tools)
-        constraint = structured_output(body)
-        if tools.mode in ("named", "required"):
-            if constraint is not None and constrained_by_extension(body):
-                raise InvalidRequest(
-                    "A tool call that is required cannot be combined with structured_outputs.",
-                    param="structured_outputs",
-                )
-            # response_format is about content, of which there is none beside a required call.
-            constraint = tools.constraint()
+        constraint = _constraint(body, tools)
         prompt_ids = await self._prompt(body, tools)
         if record.journaling is not None:
             prompt_ids = record.journaling.prompt(0, prompt_ids)
-        limit_param = "max_tokens"
-        requested = body.max_tokens
-        if body.max_completion_tokens is not None:
-            limit_param, requested = "max_completion_tokens", body.max_completion_tokens
-        max_tokens = output_limit(
-            requested,
-            num_prompt_tokens=len(prompt_ids),
-            max_model_len=model.max_model_len,
-            default=model.defaults.max_new_tokens,
-            prompt_param="messages",
-            limit_param=limit_param,
-        )
-        sampling = sampling_params(
+        num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        has_new_limit = body.max_completion_tokens is not None
+        sampling = sampling_for(
+            model,
             body,
-            model.defaults,
-            max_tokens=max_tokens,
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            num_prompt_tokens=len(prompt_ids),
+            prompt_param="messages",
+            max_tokens=body.max_completion_tokens if has_new_limit else body.max_tokens,
+            limit_param="max_completion_tokens" if has_new_limit else "max_tokens",
+            default_max_tokens=model.defaults.max_new_tokens,
+            num_logprobs=num_logprobs,
             prompt_logprobs=body.prompt_logprobs,
-            vocab_size=model.vocab_size,
-            structured=constraint,
+            constraint=constraint,
         )
-        n = body.n or 1
-        key = secrets.token_hex(12)
         parsers = model.chat.parsers
-        reasoning_ended = (
-            parsers.reasoning_ended(raw, prompt_ids) if parsers and constraint else None
+        choices = Choices(self.gateway, record, body)
+        choices.add(
+            prompt_ids,
+            sampling,
+            reasoning_ended=(
+                parsers.reasoning_ended(raw, prompt_ids) if parsers and constraint else None
+            ),
+            new_parser=lambda: tools.parser(parsers, raw, prompt_ids),
+            hide_reasoning=not body.include_reasoning,
         )
-        salt = self.gateway.cache_salt(record.tenant, body.cache_salt)
-        generations = [
-            Generation(
-                id=f"{key}-{index}",
-                prompt_token_ids=prompt_ids,
-                sampling=for_choice(sampling, index),
-                priority=body.priority or 0,
-                cache_salt=salt,
-                allow_inexact_resume=bool(body.allow_inexact_resume),
-                reasoning_ended=reasoning_ended,
-            )
-            for index in range(n)
-        ]
-        assemblers = [self._assembler(body, raw, tools, prompt_ids) for _ in range(n)]
-        formatter = None
-        if body.logprobs or body.prompt_logprobs is not None:
-            formatter = LogprobFormatter(
-                model.tokenizer,
-                num_top=body.top_logprobs or 0,
-                as_ids=bool(body.return_tokens_as_token_ids),
-            )
-        last = body.messages[-1]
-        same_role = last.role == model.chat.response_role
-        echo = ""
-        if body.echo and same_role:
-            echo = template_messages(body.messages, knows_developer=True)[-1]["content"]
         return ChatJob(
-            id=f"chatcmpl-{body.request_id or key}",
+            id=f"chatcmpl-{body.request_id or choices.key}",
             created=unix_s(),
             model=name,
             body=body,
             tools=tools,
             prompt_token_ids=prompt_ids,
-            generations=generations,
-            assemblers=assemblers,
-            formatter=formatter,
+            generations=choices.generations,
+            assemblers=choices.assemblers,
+            formatter=formatter_for(model, body, num_logprobs),
             role=model.chat.response_role,
-            echo=echo,
+            echo=_echo(body, model.chat.response_role),
             fingerprint=self.gateway.fingerprint,
             emit_reasoning_content=model.chat.emit_reasoning_content,
         )
@@ -345,38 +217,6 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             param="messages",
         )
 
-    def _assembler(
-        self,
-        body: ChatCompletionRequest,
-        raw: dict[str, Any],
-        tools: ToolPlan,
-        prompt_ids: list[int],
-    ) -> ChoiceAssembler:
-        model = self.gateway.model
-        parser: OutputParser | None = None
-        if tools.mode == "named" and tools.named is not None:
-            parser = NamedToolParser(tools.named.function.name)
-        elif tools.mode == "required":
-            parser = RequiredToolParser(at_most_one=tools.at_most_one)
-        if model.chat.parsers is not None:
-            found = model.chat.parsers.new(raw, prompt_ids)
-            parser = found if parser is None else ChainedParser(found, parser)
-            if tools.at_most_one:
-                parser = _SingleCall(parser)
-        return ChoiceAssembler(
-            Detokenizer(
-                model.tokenizer,
-                prompt_ids,
-                skip_special_tokens=body.skip_special_tokens is not False,
-                spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
-            ),
-            stops=body.stop_strings,
-            include_stop=bool(body.include_stop_str_in_output),
-            min_tokens=body.min_tokens or 0,
-            parser=parser,
-            hide_reasoning=not body.include_reasoning,
-        )
-
     async def _whole_answer(
         self, job: ChatJob, run: GenerationRun, record: RequestRecord
     ) -> dict[str, Any]:
@@ -393,6 +233,28 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         if job.body.return_token_ids:
             answer["prompt_token_ids"] = job.prompt_token_ids
         return answer
+
+
+def _constraint(body: ChatCompletionRequest, tools: ToolPlan) -> StructuredOutput | None:
+    """On the output: by the tools where a call is required, else by the request's own fields."""
+    constraint = structured_output(body)
+    if tools.mode not in ("named", "required"):
+        return constraint
+    if constraint is not None and constrained_by_extension(body):
+        raise InvalidRequest(
+            "A tool call that is required cannot be combined with structured_outputs.",
+            param="structured_outputs",
+        )
+    # response_format is about content, of which there is none beside a required call.
+    return tools.constraint
+
+
+def _echo(body: ChatCompletionRequest, role: str) -> str:
+    """What the answer begins with: the last message, if that is asked for and of its role."""
+    if not body.echo or body.messages[-1].role != role:
+        return ""
+    content: str = template_messages(body.messages, knows_developer=True)[-1]["content"]
+    return content
 
 
 class WholeChoice:

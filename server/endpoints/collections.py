@@ -94,12 +94,15 @@ class CollectionDocuments:
 
 def collection_routes(store: CollectionStore) -> list[BaseRoute]:
     """All routes of this module."""
-    one = "/v1/collections/{name}"
-    return [
-        KnownRoute("/v1/collections", endpoint=Collections(store), methods=["GET", "DELETE"]),
-        KnownRoute(one, endpoint=OneCollection(store), methods=["GET", "DELETE"]),
-        KnownRoute(f"{one}/documents", endpoint=CollectionDocuments(store), methods=["DELETE"]),
-    ]
+    routes: list[BaseRoute] = []
+    for prefix in ("/v1/collections", "/collections"):
+        one = f"{prefix}/{{name}}"
+        routes += [
+            KnownRoute(prefix, endpoint=Collections(store), methods=["GET", "DELETE"]),
+            KnownRoute(one, endpoint=OneCollection(store), methods=["GET", "DELETE"]),
+            KnownRoute(f"{one}/documents", endpoint=CollectionDocuments(store), methods=["DELETE"]),
+        ]
+    return routes
 
 
 def _card(info: CollectionInfo) -> CollectionCard:

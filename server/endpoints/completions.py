@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from starlette.types import Send
 
-from server.asgi import send_json
 from server.endpoints.base import JsonEndpoint
-from server.endpoints.event_ids import with_event_ids
-from server.endpoints.streaming import ChunkWriter, stream_run, usage_bytes
+from server.endpoints.choices import Choices, formatter_for, respond, sampling_for
+from server.endpoints.streaming import ChunkWriter, usage_bytes
 from server.gateway import unix_s
 from server.generation_run import GenerationRun, usage
 from server.protocol.completions import MAX_CHOICES, CompletionRequest
 from server.record import RequestRecord
-from server.sampling import (
-    check_stream_options,
-    constraint_param,
-    for_choice,
-    output_limit,
-    sampling_params,
-    structured_output,
-)
+from server.sampling import check_stream_options, structured_output
 from server.sse import DONE, frame
 from server.text.assembler import ChoiceAssembler, Piece, TokenEntry
 from server.text.detokenizer import Detokenizer
@@ -102,33 +93,16 @@ class Completions(JsonEndpoint[CompletionRequest]):
         self, body: CompletionRequest, raw: dict[str, Any], record: RequestRecord, send: Send
     ) -> None:
         job = await self.prepare(body, record)
-        if record.journaling is not None:
-            await record.journaling.begin(
-                job,
-                prompts=[prompt.token_ids for prompt in job.prompts],
-                model=self.gateway.model.root,
-            )
-        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
-        run = GenerationRun(
+        await respond(
             self.gateway,
+            body,
+            job,
             record,
-            job.generations,
-            job.assemblers,
-            num_prompt_tokens=num_prompt_tokens,
-            num_choices=job.n,
-            constraint_param=constraint_param(body),
-            stream_interval=(
-                (body.stream_interval or self.gateway.limits.stream_interval) if body.stream else 1
-            ),
+            send,
+            prompts=[prompt.token_ids for prompt in job.prompts],
+            new_writer=lambda: CompletionChunkWriter(job, record),
+            whole_answer=lambda run: self._whole_answer(job, run, record),
         )
-        writer = with_event_ids(
-            CompletionChunkWriter(job, record), record.journaling, num_choices=len(job.generations)
-        )
-        with run:
-            if body.stream:
-                await stream_run(self.gateway, record, run, writer, send)
-            else:
-                await send_json(send, await self._whole_answer(job, run, record))
 
     async def prepare(self, body: CompletionRequest, record: RequestRecord) -> CompletionJob:
         """From a valid body to generations. Raises InvalidRequest, ModelNotFound, NotSupported."""
@@ -140,62 +114,34 @@ class Completions(JsonEndpoint[CompletionRequest]):
             for position, prompt in enumerate(prompts):
                 prompt.token_ids = record.journaling.prompt(position, prompt.token_ids)
         constraint = structured_output(body)
-        n = body.n or 1
-        key = secrets.token_hex(12)
-        drops_output = body.max_tokens == 0
-        generations: list[Generation] = []
-        assemblers: list[ChoiceAssembler] = []
-        salt = self.gateway.cache_salt(record.tenant, body.cache_salt)
+        choices = Choices(self.gateway, record, body)
         for prompt in prompts:
-            max_tokens = output_limit(
-                DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-                num_prompt_tokens=len(prompt.token_ids),
-                max_model_len=model.max_model_len,
-                default=None,
-                prompt_param=prompt.param,
-                limit_param="max_tokens",
-            )
-            sampling = sampling_params(
+            sampling = sampling_for(
+                model,
                 body,
-                model.defaults,
-                max_tokens=max(1, max_tokens),
-                logprobs=body.logprobs,
+                num_prompt_tokens=len(prompt.token_ids),
+                prompt_param=prompt.param,
+                max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+                limit_param="max_tokens",
+                default_max_tokens=None,
+                num_logprobs=body.logprobs,
                 prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
-                vocab_size=model.vocab_size,
-                structured=constraint,
+                constraint=constraint,
             )
-            for index in range(n):
-                generations.append(
-                    Generation(
-                        id=f"{key}-{len(generations)}",
-                        prompt_token_ids=prompt.token_ids,
-                        sampling=for_choice(sampling, index),
-                        priority=body.priority or 0,
-                        cache_salt=salt,
-                        allow_inexact_resume=bool(body.allow_inexact_resume),
-                    )
-                )
-                assemblers.append(self._assembler(body, prompt))
-        formatter = None
-        if body.logprobs is not None or body.prompt_logprobs is not None:
-            formatter = LogprobFormatter(
-                model.tokenizer,
-                num_top=body.logprobs or 0,
-                as_ids=bool(body.return_tokens_as_token_ids),
-            )
+            choices.add(prompt.token_ids, sampling)
         return CompletionJob(
-            id=f"cmpl-{body.request_id or key}",
+            id=f"cmpl-{body.request_id or choices.key}",
             created=unix_s(),
             model=name,
             body=body,
             prompts=prompts,
-            n=n,
-            generations=generations,
-            assemblers=assemblers,
-            formatter=formatter,
+            n=choices.n,
+            generations=choices.generations,
+            assemblers=choices.assemblers,
+            formatter=formatter_for(model, body, body.logprobs),
             fingerprint=self.gateway.fingerprint,
             tokenizer=model.tokenizer,
-            drops_output=drops_output,
+            drops_output=body.max_tokens == 0,
         )
 
     async def _prompts(self, body: CompletionRequest) -> list[Prompt]:
@@ -231,19 +177,6 @@ class Completions(JsonEndpoint[CompletionRequest]):
             )
         ids = check_prompt(model, given, truncation=body.prompt_truncation, param=param)
         return Prompt(ids, model.tokenizer.decode(ids) if body.echo else "", param)
-
-    def _assembler(self, body: CompletionRequest, prompt: Prompt) -> ChoiceAssembler:
-        return ChoiceAssembler(
-            Detokenizer(
-                self.gateway.model.tokenizer,
-                prompt.token_ids,
-                skip_special_tokens=body.skip_special_tokens is not False,
-                spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
-            ),
-            stops=body.stop_strings,
-            include_stop=bool(body.include_stop_str_in_output),
-            min_tokens=body.min_tokens or 0,
-        )
 
     async def _whole_answer(
         self, job: CompletionJob, run: GenerationRun, record: RequestRecord

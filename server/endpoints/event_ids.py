@@ -21,9 +21,10 @@ from server.text.assembler import Piece
 from spot.errors import InvalidRequest
 
 HEADER = "Last-Event-ID"
-_CHOICE = re.compile(r"(\d{1,9})(f?)(?:\+(\d{1,4}))?")
-_OPENING = re.compile(r"\+(\d{1,4})")
-_CLOSING = re.compile(r"end|\d{1,4}")
+_NUM_EVENTS = "[1-9][0-9]{0,3}"
+_CHOICE = re.compile(rf"(0|[1-9][0-9]{{0,8}})(f?)(?:\+({_NUM_EVENTS}))?")
+_OPENING = re.compile(rf"\+({_NUM_EVENTS})")
+_CLOSING = re.compile(f"end|{_NUM_EVENTS}")
 
 
 @dataclass(slots=True)
@@ -63,11 +64,15 @@ def position_of(event_id: str, *, num_choices: int) -> Position:
     if semicolon and not (_CLOSING.fullmatch(closing) and all(c.is_finished for c in choices)):
         is_sane = False
     if not is_sane:
-        raise InvalidRequest(
-            f"{HEADER} '{event_id[:80]}' is not the id of an event of this stream.", param=HEADER
-        )
+        raise _no_event(event_id)
     is_done = closing == "end"
     return Position(choices, None, int(closing) if semicolon and not is_done else 0, is_done)
+
+
+def _no_event(event_id: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{HEADER} '{event_id[:80]}' is not the id of an event of this stream.", param=HEADER
+    )
 
 
 def with_event_ids(
@@ -82,12 +87,26 @@ def with_event_ids(
     had = None
     if journaling.last_event_id is not None:
         had = position_of(journaling.last_event_id, num_choices=num_choices)
+        _check_around(had, writer, journaling.last_event_id)
         for index, reached in enumerate(had.choices):
             num_begun = bool(reached.num_events)
             journaling.check_has(
                 index, reached.num_tokens + num_begun, is_finished=reached.is_finished
             )
     return NumberedWriter(writer, num_choices=num_choices, had=had)
+
+
+def _check_around(had: Position, writer: ChunkWriter, event_id: str) -> None:
+    """Raises InvalidRequest for more events than the opening or the closing has.
+
+    The last event of each has an id of another form.
+    """
+    is_beyond_opening = had.num_opening is not None and had.num_opening >= len(
+        _frames(writer.opening())
+    )
+    is_beyond_closing = had.num_closing > 0 and had.num_closing >= len(_frames(writer.closing()))
+    if is_beyond_opening or is_beyond_closing:
+        raise _no_event(event_id)
 
 
 class NumberedWriter(ChunkWriter):
@@ -136,6 +155,8 @@ class NumberedWriter(ChunkWriter):
         shown = self._shown[index]
         if not frames and shown.num_events:
             return b""  # the events that the client has are those of a later piece
+        if frames and shown.num_events >= len(frames):
+            raise _no_event(self._id.decode())
         reached = Reached(num_tokens, is_finished)
         numbered: list[bytes] = []
         for position in range(shown.num_events, len(frames)):

@@ -6,7 +6,6 @@ from starlette.types import Receive, Scope, Send
 
 from server.asgi import send_bytes, send_json
 from server.gateway import Gateway
-from server.version import INSTANCE
 from spot.errors import EngineUnavailable
 
 
@@ -57,7 +56,14 @@ class Version:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, {"version": self._gateway.version, "instance": INSTANCE})
+        gateway = self._gateway
+        card = gateway.model.engine.card
+        answer = {
+            "version": gateway.version,
+            "instance": gateway.instance,
+            "upstreams": [] if card is None else card.instances,
+        }
+        await send_json(send, answer)
 
 
 class MetricsPage:

@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class ChunkWriter(ABC):
-    """Renders pieces as the frames of one endpoint."""
+    """Renders pieces as the frames of one endpoint.
+
+    `opening` and `closing` change nothing: they may be asked for twice.
+    """
 
     @abstractmethod
     def opening(self) -> bytes:

@@ -9,12 +9,13 @@ from urllib.parse import parse_qs
 
 import anyio
 import orjson
+from starlette.convertors import StringConvertor
 from starlette.types import Receive, Scope, Send
 
 from server.asgi import ClientGone, header, send_json, until_disconnect
 from server.endpoints.base import JsonEndpoint
 from server.errors import BadWorkflow, RunMissing
-from server.gateway import Gateway, unix_of
+from server.gateway import Gateway, wall_s
 from server.protocol.workflows import RunOptions
 from server.record import RequestRecord, record_of
 from server.sse import DONE, EventStream
@@ -27,6 +28,12 @@ from workflows.run_state import Failure, NodeState
 from workflows.service import Run
 
 _OPTIONS = frozenset(RunOptions.model_fields)
+
+
+class RunIdConvertor(StringConvertor):
+    """What can be a run's id in a path; other words are names of other endpoints."""
+
+    regex = "run_[^/]+"
 
 
 class WorkflowEndpoint(JsonEndpoint[RunOptions]):
@@ -44,8 +51,18 @@ class WorkflowEndpoint(JsonEndpoint[RunOptions]):
         return check_workflow(document, self._operators)
 
 
-class RunWorkflow(WorkflowEndpoint):
-    """`POST /v1/workflows`: answers when the run has ended, or with its events, or at once."""
+class Workflows(WorkflowEndpoint):
+    """`POST /v1/workflows`: answers when the run has ended, or with its events, or at once.
+
+    `GET`: the tenant's runs, the newest first, without their outputs.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            await super().__call__(scope, receive, send)
+            return
+        runs = self.gateway.workflows.runs(tenant=record_of(scope).tenant)
+        await send_json(send, {"object": "list", "data": [_head(run) for run in runs]})
 
     async def answer(
         self, body: RunOptions, raw: dict[str, Any], record: RequestRecord, send: Send
@@ -58,7 +75,9 @@ class RunWorkflow(WorkflowEndpoint):
             )
         service = self.gateway.workflows
         with _as_http():
-            run = service.submit(self.checked(raw), body.inputs, tenant=record.tenant)
+            run = service.submit(
+                self.checked(raw), body.inputs, tenant=record.tenant, wall_s=wall_s()
+            )
         if body.background:
             await send_json(send, run_object(run))
             return
@@ -88,17 +107,6 @@ class ValidateWorkflow(WorkflowEndpoint):
         await send_json(send, {"object": "workflow.validation", "valid": True, "nodes": nodes})
 
 
-class Runs:
-    """`GET /v1/workflows`: the tenant's runs, the newest first, without their outputs."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        runs = self._gateway.workflows.runs(tenant=record_of(scope).tenant)
-        await send_json(send, {"object": "list", "data": [_head(run) for run in runs]})
-
-
 class OneRun:
     """`GET /v1/workflows/{id}`."""
 
@@ -107,6 +115,22 @@ class OneRun:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, run_object(_asked_for(self._gateway, scope)))
+
+
+class ExplainRun:
+    """`GET /v1/workflows/{id}/explain`: of each node, whose work its result is, and why."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run = _asked_for(self._gateway, scope)
+        nodes = {
+            name: {"status": node.status, "shared": node.shared, "reason": node.shared_reason}
+            for name, node in run.state.nodes.items()
+        }
+        explained = {"id": run.id, "object": "workflow.run.explanation", "nodes": nodes}
+        await send_json(send, explained)
 
 
 class CancelRun:
@@ -176,7 +200,7 @@ def _frame(run: Run, event: RunEvent) -> bytes:
         "type": event.type,
         "sequence_number": event.sequence_number,
         "run_id": run.id,
-        "created_at": _unix(event.at_s),
+        "created_at": _wall(run, event.at_s),
     }
     if event.node_id is not None:
         data["node_id"] = event.node_id
@@ -191,7 +215,7 @@ def run_object(run: Run) -> dict[str, Any]:
     return {
         **_head(run),
         "outputs": state.outputs,
-        "nodes": {name: _node_object(node) for name, node in state.nodes.items()},
+        "nodes": {name: _node_object(run, node) for name, node in state.nodes.items()},
         "usage": state.usage,
     }
 
@@ -203,21 +227,22 @@ def _head(run: Run) -> dict[str, Any]:
         "object": "workflow.run",
         "name": state.workflow.spec.name,
         "status": state.status,
-        "created_at": _unix(state.created_s),
-        "finished_at": _unix(state.finished_s),
+        "created_at": _wall(run, state.created_s),
+        "finished_at": _wall(run, state.finished_s),
         "error": _error(state.failure),
     }
 
 
-def _node_object(node: NodeState) -> dict[str, Any]:
+def _node_object(run: Run, node: NodeState) -> dict[str, Any]:
     return {
         "status": node.status,
         "output": node.output,
         "error": _error(node.failure),
         "attempts": node.attempt,
-        "started_at": _unix(node.started_s),
-        "finished_at": _unix(node.finished_s),
+        "started_at": _wall(run, node.started_s),
+        "finished_at": _wall(run, node.finished_s),
         "usage": node.usage,
+        "shared": node.shared,
     }
 
 
@@ -227,9 +252,9 @@ def _error(failure: Failure | None) -> dict[str, Any] | None:
     return {"code": failure.code, "message": failure.message, "node_id": failure.node_id}
 
 
-def _unix(at_s: float | None) -> float | None:
+def _wall(run: Run, at_s: float | None) -> float | None:
     """A time of the event loop's clock as people read it."""
-    return None if at_s is None else round(unix_of(at_s), 3)
+    return None if at_s is None else round(run.wall_at(at_s), 3)
 
 
 def _asked_for(gateway: Gateway, scope: Scope) -> Run:

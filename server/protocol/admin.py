@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from server.protocol.base import RequestBody
 from server.protocol.responses import ResponseBody
 from spot.engines.base import Resume
-from spot.fleet_state import PipelineState
+from spot.fleet_records import PipelineState
 
 Weight = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 

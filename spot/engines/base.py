@@ -29,6 +29,7 @@ class EngineCard(msgspec.Struct, frozen=True, omit_defaults=True):
     vocab_size: number of token ids that the engine accepts (0 <= id < vocab_size).
     cache: the KV cache's configuration, for people.
     resume: what it can do with a generation that has output already.
+    instances: servers that work may be passed on to, by what they say of themselves.
     """
 
     max_model_len: int
@@ -41,6 +42,7 @@ class EngineCard(msgspec.Struct, frozen=True, omit_defaults=True):
     max_logprobs: int = 20
     cache: dict[str, str] = {}
     resume: Resume = "prompt"
+    instances: list[str] = []
 
 
 class EngineStats(msgspec.Struct, omit_defaults=True):

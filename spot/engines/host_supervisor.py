@@ -58,7 +58,8 @@ class Restarts:
 class HostSupervisor:
     """One host after another, until this context is left or another start is no use.
 
-    name: of what the host runs, for the log and the status.
+    name: of what the host runs, for the log and the status. label: which of several it is, for the
+        log.
     on_message: takes each message about work, and each readiness once `status` shows it.
     on_death: hears why a host died and whether it had been ready, before the next one is started.
     is_busy: whether the host owes work; if so, it must say something now and then.
@@ -76,10 +77,12 @@ class HostSupervisor:
         is_busy: Callable[[], bool],
         on_line: Callable[[str], None] | None = None,
         describe_line: Callable[[str], str | None] = lambda line: None,
+        label: str = "",
     ) -> None:
         self.status = EngineStatus("starting")
         self._config = config
         self._name = name
+        self._logged_name = f"{label}: {name}" if label else name
         self._on_message = on_message
         self._on_death = on_death
         self._is_busy = is_busy
@@ -179,7 +182,7 @@ class HostSupervisor:
         sequel = "not started again" if delay_s is None else f"next start in {delay_s:.1f} s"
         lines = self._host.last_lines(_NUM_LAST_LINES)
         wrote = "; it wrote last:\n" + "\n".join(lines) if lines else ""
-        logger.warning("%s host died: %s; %s%s", self._name, death.message, sequel, wrote)
+        logger.warning("%s host died: %s; %s%s", self._logged_name, death.message, sequel, wrote)
 
     async def _run_host(self) -> HostDied:
         self._set_state("starting", f"starting the {self._name} host")
@@ -210,10 +213,10 @@ class HostSupervisor:
         """Give no new work to a host that may be frozen, until it speaks again."""
         if silent_s >= self._config.max_silence_s and self.status.state in ("ready", "draining"):
             self._set_state("stalled", f"the {self._name} host gives no sign of life")
-            logger.warning("%s host: no sign of life for %.0f s", self._name, silent_s)
+            logger.warning("%s host: no sign of life for %.0f s", self._logged_name, silent_s)
         elif silent_s == 0 and self.status.state == "stalled":
             self._set_ready()
-            logger.warning("%s host: it speaks again", self._name)
+            logger.warning("%s host: it speaks again", self._logged_name)
 
     async def _watch_steps(self, host: HostProcess) -> None:
         """End a host that owes work and answers pings, but gets nothing done."""
@@ -254,7 +257,7 @@ class HostSupervisor:
         if self._died_at_s is not None:
             down_s = self._ready_at_s - self._died_at_s
             self._died_at_s = None
-            logger.warning("%s is ready again, %.1f s after it died", self._name, down_s)
+            logger.warning("%s is ready again, %.1f s after it died", self._logged_name, down_s)
 
     def _set_ready(self) -> None:
         if self._draining:

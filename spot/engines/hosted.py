@@ -50,6 +50,7 @@ class _Live:
 class HostedEngine:
     """One engine host and its restarts, as a `spot.engines.base.Engine`.
 
+    label: which of several engines it is, for the log.
     on_line: takes each line that the host's processes write; by default it is logged.
     describe_line: what such a line says about the start, in words, or None.
     on_step: hears of each engine step how many tokens it had.
@@ -59,6 +60,7 @@ class HostedEngine:
         self,
         config: HostConfig,
         *,
+        label: str = "",
         on_line: Callable[[str], None] | None = None,
         describe_line: Callable[[str], str | None] = describe,
         on_step: Callable[[int], None] = lambda num_tokens: None,
@@ -72,6 +74,7 @@ class HostedEngine:
             is_busy=lambda: bool(self._live),
             on_line=on_line,
             describe_line=describe_line,
+            label=label,
         )
         self._card: EngineCard | None = None
         self._stats = EngineStats()

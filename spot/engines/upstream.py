@@ -198,6 +198,7 @@ class UpstreamEngine:
             build_request(generation, endpoint, model=self._upstream.model),
             AnswerReader(generation, endpoint),
             lambda delta: self._on_delta(live, delta),
+            via=generation.via,
             is_constrained=generation.sampling.structured is not None,
         )
 

@@ -13,7 +13,8 @@ class UpstreamConfig:
 
     url: its base, with or without `/v1` (`http://10.0.0.7:8000`).
     model: which of its models; None if it serves one only.
-    own_instance: what a server says of itself that must not be its own upstream.
+    own_instance: what this server says of itself: it must not be an upstream of its own, neither
+        at once nor through others.
     api_key: sent as a bearer token.
     headers: sent with each request.
     vocab_size: of the model; None asks the upstream.

@@ -17,6 +17,7 @@ import re
 
 import msgspec
 
+from spot.engines.upstream_via import CODE as CIRCLE
 from spot.errors import EngineFailed, EngineUnavailable, InvalidRequest, ShuntyardError
 
 _MAX_MESSAGE_CHARS = 900
@@ -92,6 +93,8 @@ def error_for(status: int, error: ErrorBody, *, is_constrained: bool) -> Shuntya
         return EngineUnavailable(f"the upstream does not serve this gateway ({status}): {message}")
     if 400 <= status < 500 and status != 408:
         message = message or f"the upstream refused the request ({status})"
+        if error.code == CIRCLE:
+            return InvalidRequest(message, code=CIRCLE)
         return InvalidRequest(message, param=_param(error, is_constrained))
     return EngineFailed(f"the upstream failed ({status}): {message}")
 

@@ -6,7 +6,7 @@ An exchange that is cancelled closes its connection, which is how an upstream he
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import aiohttp
@@ -17,6 +17,7 @@ from spot.engines.upstream_answers import AnswerReader
 from spot.engines.upstream_config import UpstreamConfig
 from spot.engines.upstream_errors import error_from_response
 from spot.engines.upstream_protocol import UpstreamRequest
+from spot.engines.upstream_via import via_headers
 from spot.errors import EngineFailed, EngineUnavailable
 from spot.generation import TokenDelta
 
@@ -79,14 +80,15 @@ async def exchange(
     reader: AnswerReader,
     on_delta: Callable[[TokenDelta], None],
     *,
+    via: Sequence[str] = (),
     is_constrained: bool = False,
 ) -> None:
-    """Send one generation and hand on its deltas, to the last.
+    """Send one generation and hand on its deltas, to the last. via: where it has been before.
 
     Raises InvalidRequest, EngineUnavailable (nothing was generated) or EngineFailed.
     """
     try:
-        response = await _post(session, config, request)
+        response = await _post(session, config, request, via)
         async with response:
             if response.status != 200:
                 body = await _read(response, _MAX_ERROR_BYTES)
@@ -109,13 +111,16 @@ async def exchange(
 
 
 async def _post(
-    session: aiohttp.ClientSession, config: UpstreamConfig, request: UpstreamRequest
+    session: aiohttp.ClientSession,
+    config: UpstreamConfig,
+    request: UpstreamRequest,
+    via: Sequence[str],
 ) -> aiohttp.ClientResponse:
     with anyio.fail_after(config.response_timeout_s):
         return await session.post(
             config.base_url + request.path,
             data=request.body,
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", **via_headers(via, config.own_instance)},
             allow_redirects=False,
         )
 

@@ -69,6 +69,7 @@ class _Models(msgspec.Struct):
 class _Version(msgspec.Struct):
     version: str = ""
     instance: str = ""
+    upstreams: list[str] = []
 
 
 async def probe(session: aiohttp.ClientSession, config: UpstreamConfig) -> Upstream:
@@ -79,6 +80,11 @@ async def probe(session: aiohttp.ClientSession, config: UpstreamConfig) -> Upstr
     version = await _version(session, config)
     if version.instance and version.instance == config.own_instance:
         raise Unsuitable("the upstream is this very server")
+    if config.own_instance in version.upstreams:
+        raise Unsuitable(
+            "the upstream passes requests on to this very server: of two servers only one can be "
+            "the other's upstream"
+        )
     model = await _model(session, config)
     if model.max_model_len is None:
         raise Unsuitable(f"the upstream does not tell max_model_len of its model {model.id}")
@@ -95,6 +101,7 @@ async def probe(session: aiohttp.ClientSession, config: UpstreamConfig) -> Upstr
         max_num_seqs=config.max_num_seqs,
         max_logprobs=max_logprobs,
         resume="prompt",
+        instances=[version.instance, *version.upstreams] if version.instance else [],
     )
     return Upstream(model.id, card, name, is_shuntyard, await _has_generate(ask))
 

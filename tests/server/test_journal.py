@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -287,6 +288,15 @@ def test_what_a_parser_made_of_its_pieces_stays_as_it_was(tmp_path: Path) -> Non
 LONG = {"seed": 5, "max_tokens": 60, "ignore_eos": True}
 
 
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Checks that the HTTP server has nothing to complain of."""
+    with caplog.at_level(logging.ERROR, logger="uvicorn.error"):
+        yield
+    assert "ASGI callable" not in caplog.text
+
+
+@pytest.mark.usefixtures("quiet")
 def test_a_half_open_connection_is_taken_over(tmp_path: Path) -> None:
     body = chat_body("x", **LONG)
     with serving(None, journal=tmp_path, step_time_s=0.01) as server:
@@ -315,6 +325,27 @@ def test_a_half_open_connection_is_taken_over(tmp_path: Path) -> None:
         assert server.gateway.model.engine.stats.running == 0
 
 
+@pytest.mark.usefixtures("quiet")
+def test_who_is_taken_over_before_the_first_token_gets_no_answer(tmp_path: Path) -> None:
+    body = chat_body("x", **LONG)
+    raw = json.dumps({**body, "stream": True}).encode()
+    request = http_request(CHAT, raw, headers=["x-request-id: cut"])
+    with (
+        serving(None, journal=tmp_path, faults=Faults(stall_at_token=0)) as server,
+        server.connect() as old,
+        server.connect() as new,
+    ):
+        old.sendall(request)
+        until(lambda: server.engine.stats.running == 1)
+        new.sendall(request)
+        assert old.recv(65536) == b""
+        server.engine.faults = Faults()
+        received = b""
+        while b"[DONE]" not in received:
+            received += new.recv(65536)
+
+
+@pytest.mark.usefixtures("quiet")
 def test_two_that_come_back_at_once_leave_one(tmp_path: Path) -> None:
     body = chat_body("x", **LONG, stream=True)
     raw = json.dumps(body).encode()
@@ -332,6 +363,7 @@ def test_two_that_come_back_at_once_leave_one(tmp_path: Path) -> None:
         assert sum(b"[DONE]" in data for data in received) == 1
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_reader_that_never_reads_is_taken_over(tmp_path: Path) -> None:
     body = chat_body("x", logprobs=True, top_logprobs=20, seed=5, max_tokens=300, ignore_eos=True)
     raw = json.dumps({**body, "stream": True}).encode()
@@ -343,6 +375,8 @@ def test_a_reader_that_never_reads_is_taken_over(tmp_path: Path) -> None:
         assert connection.recv(10)
         until(lambda: server.call(server.num_buffered_bytes) > 0)
         assert len(Client(server, "cut", CHAT, body).read().answer["choices"][0]["text"]) > 9
+        # Nothing waits for it any more, whatever it does.
+        until(lambda: server.call(server.num_buffered_bytes) == 0)
 
 
 def test_another_tenant_gets_nothing(tmp_path: Path) -> None:
@@ -425,7 +459,10 @@ def test_the_servers_own_id_is_as_good(tmp_path: Path) -> None:
         assert server.metric("shuntyard_journal_bytes") > 100
 
 
-@pytest.mark.parametrize("event_id", ["x", "1.2", "-1", "3;end", "1f;x", "1;1", "99", "6f", "5+1"])
+@pytest.mark.parametrize(
+    "event_id",
+    ["x", "1.2", "-1", "3;end", "1f;x", "1;1", "99", "6f", "5+1", "+1", "+9999", "2+9999", "03"],
+)
 def test_an_event_id_that_cannot_be_is_refused(event_id: str, tmp_path: Path) -> None:
     body = chat_body("x", **LONG)
     with serving(

@@ -14,7 +14,7 @@ import pytest
 
 from server.gateway import ChatOptions
 from spot.engines.scripted import Faults
-from spot.fleet_state import FailoverPolicy
+from spot.failover_policy import FailoverPolicy
 from tests.harness import Server, chat_body, demo_tokenizer, serving, until
 
 MAX_TOKENS = 16

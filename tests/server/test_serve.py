@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from server import serve
+from server.serve import start_news
 from server.settings import Settings, SettingsError
 
 
@@ -60,3 +61,17 @@ def test_a_connection_has_the_deadlines_of_the_settings() -> None:
     settings = Settings(keep_alive_timeout=0.5, body_timeout=2)
     protocol: Any = serve._uvicorn_config(settings, None).http
     assert (protocol.idle_s, protocol.arrival_s) == (0.5, 2)
+
+
+def test_what_several_engines_do_is_told_with_their_names() -> None:
+    said: dict[str, str] = {}
+    assert start_news({"local-1": "loading", "local-2": ""}, said) == ["local-1: loading"]
+    assert start_news({"local-1": "loading", "local-2": "loading"}, said) == ["local-2: loading"]
+    assert start_news({"local-1": "", "local-2": "warming up"}, said) == ["local-2: warming up"]
+    assert start_news({"local-1": "loading", "local-2": "warming up"}, said) == ["local-1: loading"]
+
+
+def test_what_the_only_engine_does_is_told_once() -> None:
+    said: dict[str, str] = {}
+    assert start_news({"local-1": "loading"}, said) == ["engine: loading"]
+    assert start_news({"local-1": "loading"}, said) == []

@@ -15,8 +15,9 @@ import pytest
 from spot.engines.base import EngineStats
 from spot.engines.scripted import Faults, ScriptedEngine
 from spot.errors import EngineFailed, EngineUnavailable, GenerationFailed, InvalidRequest
+from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet, PipelineSpec
-from spot.fleet_state import FailoverPolicy, Live
+from spot.fleet_records import Live
 from spot.generation import Generation, SamplingParams, TokenDelta
 from tests.sink import Sink
 
@@ -85,6 +86,19 @@ async def test_a_crash_at_any_token_changes_nothing(name: str, cut: int) -> None
         same(moved, whole)
         assert moved.num_migrations == 1
         assert fleet.num_live == 0
+
+
+@pytest.mark.parametrize("cut", [0, 1, NUM_TOKENS - 1])
+async def test_a_move_whose_target_failed_before_a_token_is_told_as_well(cut: int) -> None:
+    whole = await uninterrupted(GREEDY)
+    dying = engine(faults=Faults(die_at_token=cut))
+    target = engine(faults=Faults(die_at_token=cut))  # of all output: before its own first token
+    policy = FailoverPolicy(backoff_s=0.001)
+    async with fleet_of(dying, target, engine(), policy=policy) as fleet:
+        fleet.set_weight("p2", 1e-9)
+        moved = await generate(fleet, GREEDY)
+        same(moved, whole)
+        assert moved.num_migrations == fleet.num_migrations == 2
 
 
 @pytest.mark.parametrize("cut", range(NUM_TOKENS))

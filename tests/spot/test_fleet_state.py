@@ -11,19 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from spot.engines.base import Resume
 from spot.errors import EngineFailed, EngineUnavailable
-from spot.fleet_state import (
-    Command,
-    Fail,
-    FailoverPolicy,
-    FleetState,
-    IllegalTransition,
-    Kill,
-    Live,
-    Retire,
-    Start,
-    Stop,
-)
+from spot.failover_policy import FailoverPolicy
+from spot.fleet_commands import Command, Fail, Kill, Retire, Start, Stop
+from spot.fleet_records import IllegalTransition, Live
+from spot.fleet_state import FleetState
 from spot.generation import Generation, SamplingParams
+from spot.pace import stall_limit_s
 
 GREEDY = SamplingParams(max_tokens=100, temperature=0.0)
 SEEDED = SamplingParams(max_tokens=100, seed=1)
@@ -57,23 +50,6 @@ def test_nothing_is_taken_while_no_pipeline_serves() -> None:
     state.add("p")
     with pytest.raises(EngineUnavailable):
         state.submit(generation("g"), 0.0)
-
-
-def test_one_more_than_its_seats_is_given_to_a_pipeline_and_the_rest_waits() -> None:
-    state = state_with(2)
-    given = [starts(state.submit(generation(f"g{i}"), 0.0)) for i in range(5)]
-    assert [len(item) for item in given] == [1, 1, 1, 0, 0]
-    assert starts(state.finished(state.lives["g0"], 1.0)) == [("g3", "p0")]
-
-
-def test_the_most_urgent_goes_first_and_equals_in_order() -> None:
-    state = state_with(1)
-    for index, priority in enumerate([0, 0, 5, 1, 0]):
-        state.submit(generation(f"g{index}", priority=priority), 0.0)
-    order = []
-    for name in ("g0", "g1", "g4", "g3"):
-        order += starts(state.finished(state.lives[name], 1.0))
-    assert [name for name, _ in order] == ["g4", "g3", "g2"]
 
 
 def begun(name: str, *, sampling: SamplingParams) -> Generation:
@@ -141,7 +117,7 @@ def test_a_stalled_pipeline_is_killed_and_its_generations_move() -> None:
         state.submit(generation(f"g{index}"), 0.0)
     stalled = state.pipelines["p0"]
     assert len(stalled.legs) == 3
-    limit_s = state.stall_limit_s(stalled)
+    limit_s = stall_limit_s(stalled, state.policy)
     assert not any(isinstance(c, Kill) for c in state.tick(limit_s - 0.1))
     commands = state.tick(limit_s + 0.1)
     assert [c.pipeline_id for c in commands if isinstance(c, Kill)] == ["p0"]
@@ -169,36 +145,6 @@ def test_a_suspect_that_waits_for_its_turn_is_not_given_up() -> None:
         assert not any(isinstance(c, Fail) for c in state.tick(float(second)))
     assert list(state.pipelines["p0"].legs) == ["poison"]
     assert state.num_waiting == 1
-
-
-def test_a_pipeline_that_reads_prompts_fast_is_given_less_time() -> None:
-    state = state_with(4)
-    state.submit(Generation("g", [1] * 4000, GREEDY), 0.0)
-    pipeline = state.pipelines["p0"]
-    before_s = state.stall_limit_s(pipeline)
-    emit(state, state.lives["g"], 1, 0.5)
-    state.submit(Generation("h", [1] * 4000, GREEDY), 1.0)
-    assert state.stall_limit_s(pipeline) < before_s / 2
-
-
-def test_long_prompts_may_take_their_time() -> None:
-    state = state_with(4)
-    before_s = state.stall_limit_s(state.pipelines["p0"])
-    state.submit(Generation("g", [1] * 4000, GREEDY), 0.0)
-    assert state.stall_limit_s(state.pipelines["p0"]) > before_s + 30
-
-
-def test_migrated_prompts_do_not_stampede_one_survivor() -> None:
-    state = state_with(64, 64, policy=FailoverPolicy(resumed_prefill_budget=1000))
-    state.set_weight("p1", 1e-9)
-    for index in range(8):
-        state.submit(Generation(f"g{index}", [index] * 400, GREEDY), 0.0)
-    for live in state.pipelines["p0"].legs.values():
-        emit(state, live, 1, 0.1)
-    moved = starts(state.lost("p0", "gone", 1.0))
-    assert len(moved) == 2
-    more = emit(state, state.lives[moved[0][0]], 1, 2.0) + state.tick(2.0)
-    assert len(starts(more)) == 1
 
 
 def test_of_two_suspects_only_one_runs_on_a_pipeline_at_a_time() -> None:
@@ -254,6 +200,38 @@ def test_the_breaker_closes_a_pipeline_that_only_fails_and_opens_again() -> None
         assert starts(moved) == [(name, "p1")]
     assert starts(state.submit(generation("h"), 2.0)) == [("h", "p1")]
     assert starts(state.submit(generation("i"), 7.0)) == [("i", "p0")]
+
+
+def test_a_pipeline_that_refuses_every_try_is_no_capacity() -> None:
+    state = state_with(2, policy=FailoverPolicy(no_capacity_timeout_s=10.0))
+    commands = state.submit(generation("g"), 0.0)
+    now_s = 0.0
+    num_tries = 0
+    while state.lives:
+        for command in commands:
+            if isinstance(command, Start):
+                num_tries += 1
+                state.leg_lost(command.live, "refused", "the key is revoked", now_s)
+        now_s += 0.25
+        assert now_s < 30, "it is tried without end"
+        commands = state.tick(now_s)
+    assert now_s >= 10
+    assert num_tries > 5
+
+
+def test_a_full_pipeline_that_refuses_is_waited_for() -> None:
+    state = state_with(2, policy=FailoverPolicy(no_capacity_timeout_s=10.0, lookahead=0.0))
+    busy = starts(state.submit(generation("busy"), 0.0))
+    assert busy == [("busy", "p0")]
+    state.submit(generation("g"), 0.0)
+    now_s = 0.0
+    while now_s < 60:
+        if state.lives["g"].pipeline_id == "p0":
+            state.leg_lost(state.lives["g"], "refused", "too many requests", now_s)
+        emit(state, state.lives["busy"], 1, now_s)
+        now_s += 0.25
+        state.tick(now_s)
+        assert "g" in state.lives
 
 
 def test_weights_follow_what_is_seen() -> None:
@@ -402,7 +380,8 @@ class Fleets(RuleBasedStateMachine):
             if p.state == "serving" and not p.legs and p.closed_until_s <= self.now_s
         ]
         if able:
-            assert all(live.not_before_s > 0 for _, live in self.state._waiting)
+            waiting = (live for live in self.state.lives.values() if live.pipeline_id is None)
+            assert all(live.not_before_s > 0 for live in waiting)
 
 
 TestFleets = Fleets.TestCase

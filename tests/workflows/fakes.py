@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from workflows.checked import CheckedWorkflow, check_workflow
 from workflows.operators.base import JsonType, NodeContext, NodeResult, Operator
+from workflows.operators.nested import LoopOperator, MapOperator, WorkflowOperator
 from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
 
 Work = Callable[["EchoParams", NodeContext], Awaitable[None]]
@@ -39,7 +40,15 @@ class Echo:
 
 
 def operators(work: Work | None = None) -> dict[str, Operator]:
-    every: list[Operator] = [Echo(work), TemplateOperator(), MergeOperator(), SelectOperator()]
+    every: list[Operator] = [
+        Echo(work),
+        TemplateOperator(),
+        MergeOperator(),
+        SelectOperator(),
+        WorkflowOperator(),
+        MapOperator(),
+        LoopOperator(),
+    ]
     return {one.name: one for one in every}
 
 

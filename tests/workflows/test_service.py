@@ -4,10 +4,12 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.workflows.fakes import EchoParams, checked, echo
+from tests.workflows.fakes import Echo, EchoParams, Work, checked, echo
+from workflows.checked import CheckedWorkflow, check_workflow
 from workflows.errors import InvalidWorkflow, NodeFailed, RunNotFound, TooManyRuns
 from workflows.operators.base import NodeContext
 from workflows.service import Run, WorkflowService
+from workflows.signature import Identity
 
 pytestmark = pytest.mark.anyio
 
@@ -179,3 +181,136 @@ async def test_leaving_cancels_what_runs() -> None:
         await anyio.wait_all_tasks_blocked()
     assert run.state.status == "cancelled"
     assert run.ended.is_set()
+
+
+class Sharing(Echo):
+    """Echo, whose work may be shared unless its text begins with a question mark."""
+
+    def identity(self, params: EchoParams) -> Identity:
+        sampled = "it is a question" if params.text.startswith("?") else ""
+        return Identity(content=params.model_dump(), sampled=sampled, wants_deltas=True)
+
+
+def sharing(*nodes: dict[str, Any], work: Work | None = None) -> CheckedWorkflow:
+    return check_workflow({"nodes": list(nodes)}, {"echo": Sharing(work)})
+
+
+async def test_equal_nodes_of_concurrent_runs_are_one_execution(service: WorkflowService) -> None:
+    executed = []
+    may_end = anyio.Event()
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        executed.append(context.run_id)
+        context.emit("said")
+        await may_end.wait()
+
+    runs = [
+        service.submit(sharing(echo("a", "{{ inputs.q }}"), work=wait), {"q": "x"}, tenant=tenant)
+        for tenant in ("alice", "alice", "bob")
+    ]
+    await anyio.wait_all_tasks_blocked()
+    may_end.set()
+    for run in runs:
+        await ended(run)
+    # One of alice's, and bob's own.
+    assert executed == [runs[0].id, runs[2].id]
+    assert [run.state.nodes["a"].shared for run in runs] == ["none", "inflight", "none"]
+    assert runs[1].state.usage == {"tokens": 0, "shared_tokens": 0}
+    for run in runs:
+        said = [e.data["text"] for e in await run.events.after(0) if e.type == "node.delta"]
+        assert said == ["said"]
+    kinds = [event.type for event in await runs[1].events.after(0)]
+    assert kinds.count("node.shared") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "executions"),
+    [
+        ("x", {}, 1),
+        ("x", {"scope": "none"}, 4),
+        ("x", {"scope": "run"}, 2),
+        ("?", {}, 4),
+        ("?", {"sampled": True}, 1),
+    ],
+)
+async def test_the_author_says_what_is_shared(
+    service: WorkflowService, text: str, share: dict[str, Any], executions: int
+) -> None:
+    executed = []
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        executed.append(context.node_id)
+        await anyio.sleep(0.01)
+
+    nodes = [echo(name, text, share=share) for name in ("a", "b")]
+    for run in [service.submit(sharing(*nodes, work=wait), {}, tenant="") for _ in range(2)]:
+        await ended(run)
+    assert len(executed) == executions
+
+
+async def test_a_salt_keeps_nodes_apart_and_a_ttl_lets_later_ones_share(
+    service: WorkflowService,
+) -> None:
+    kept = {"cache": {"ttl_s": 60.0}}
+    for share, expected in (("", "none"), ("", "cache"), ("s", "none"), ("s", "cache")):
+        node = echo("a", "x", share={"salt": share}, **kept)
+        run = await ended(service.submit(sharing(node), {}, tenant=""))
+        assert run.state.nodes["a"].shared == expected
+        assert run.state.nodes["a"].shared_reason
+
+
+async def test_cancelling_one_sharer_leaves_the_other(service: WorkflowService) -> None:
+    may_end = anyio.Event()
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        await may_end.wait()
+
+    first, second = (
+        service.submit(sharing(echo("a", "x"), work=wait), {}, tenant="") for _ in range(2)
+    )
+    await anyio.wait_all_tasks_blocked()
+    service.cancel(first)
+    await ended(first)
+    may_end.set()
+    assert (await ended(second)).state.status == "completed"
+    assert second.state.usage == {"tokens": 1}
+
+
+async def test_the_time_limit_of_one_sharer_is_its_own(service: WorkflowService) -> None:
+    may_end = anyio.Event()
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        await may_end.wait()
+
+    hasty = service.submit(sharing(echo("a", "x", timeout_s=0.02), work=wait), {}, tenant="")
+    patient = service.submit(sharing(echo("a", "x"), work=wait), {}, tenant="")
+    assert (await ended(hasty)).state.status == "failed"
+    may_end.set()
+    assert (await ended(patient)).state.status == "completed"
+
+
+async def test_each_sharer_of_a_failure_has_its_own_tries(service: WorkflowService) -> None:
+    attempts = []
+
+    async def fail_once(params: EchoParams, context: NodeContext) -> None:
+        attempts.append(context.run_id)
+        await anyio.sleep(0.01)
+        if len(attempts) == 1:
+            raise NodeFailed("no", code="busy", is_retryable=True)
+
+    retry = {"max_attempts": 2, "backoff_s": 0.0}
+    tries = service.submit(sharing(echo("a", "x", retry=retry), work=fail_once), {}, tenant="")
+    gives_up = service.submit(sharing(echo("a", "x"), work=fail_once), {}, tenant="")
+    assert (await ended(gives_up)).state.status == "failed"
+    assert (await ended(tries)).state.status == "completed"
+    assert len(attempts) == 2
+
+
+async def test_a_bug_in_shared_work_ends_its_runs_only(service: WorkflowService) -> None:
+    async def crash(params: EchoParams, context: NodeContext) -> None:
+        raise ZeroDivisionError
+
+    for _ in range(2):
+        run = await ended(service.submit(sharing(echo("a", "x"), work=crash), {}, tenant=""))
+        assert run.state.failure is not None
+        assert run.state.failure.code == "internal_error"

@@ -1,7 +1,7 @@
 import pytest
 
 from workflows.errors import TemplateError
-from workflows.values import compile_value, shown_path
+from workflows.values import compile_value
 
 
 def test_templates_are_found_wherever_they_stand() -> None:
@@ -23,7 +23,3 @@ def test_errors_are_raised_or_collected_with_their_path() -> None:
     value = compile_value({"a": ["{{", "{{ inputs.q }}"]}, lambda at, _: found.append(at))
     assert found == [("a", 0)]
     assert set(value.templates) == {("a", 1)}
-
-
-def test_a_path_is_shown_with_dots() -> None:
-    assert shown_path(("nodes", 3, "params")) == "nodes.3.params"

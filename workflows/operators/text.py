@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import orjson
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from workflows.operators.base import JsonType, NodeContext, NodeResult
 from workflows.spec import Document
@@ -15,7 +15,7 @@ from workflows.spec import Document
 class TemplateParams(Document):
     """value: any JSON; its strings are templates, as everywhere."""
 
-    value: JsonValue
+    value: Any
 
 
 class TemplateOperator:
@@ -32,7 +32,7 @@ class TemplateOperator:
 class MergeParams(Document):
     """lists: joined in order. unique: of equal items only the first stays."""
 
-    lists: list[list[JsonValue]]
+    lists: list[list[Any]]
     unique: bool = False
 
 
@@ -56,7 +56,7 @@ class MergeOperator:
 class SelectParams(Document):
     """items from `start` on, at most `limit`. field: of each item, in place of the item."""
 
-    items: list[JsonValue]
+    items: list[Any]
     start: Annotated[int, Field(ge=0)] = 0
     limit: Annotated[int, Field(ge=0)] | None = None
     field: str | None = None
@@ -77,6 +77,6 @@ class SelectOperator:
         return NodeResult(output={"items": items})
 
 
-def _identity(item: JsonValue) -> bytes:
+def _identity(item: Any) -> bytes:
     """Equal for equal JSON values, whatever the order of keys."""
     return orjson.dumps(item, option=orjson.OPT_SORT_KEYS)

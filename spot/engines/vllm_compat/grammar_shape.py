@@ -1,7 +1,7 @@
 """Whether a grammar (EBNF or Lark) has a shape that is followed quickly.
 
 An ambiguous grammar has many derivations of the same text, and an Earley parser follows them all:
-`x ::= x x | "a"` compiles at once and then takes longer with every token, until it takes seconds.
+`x ::= x x | "a"` compiles at once and then takes longer with every token.
 Ambiguity is undecidable, so what is refused is what it needs:
 
 - a rule with an alternative that can both begin and end with the rule itself (`e ::= e "+" e`;

@@ -5,11 +5,12 @@ Two things are costly, and neither shows in a pattern's length:
 - Compiling: each state needs a mask over the vocabulary, and counted repetition of a wide class
   (`.{1,1000}`) makes up to 130 of them. Equal masks are not found again.
 - Each token: where it is not clear which part of the pattern the text is in, all that are possible
-  are followed at once. `(.{1,30}){1,30}` compiles in no time; then a single token takes seconds,
-  in which the engine does nothing else for anybody.
+  are followed at once. `(.{1,30}){1,30}` compiles in a moment; then a single token takes over a
+  second, in which the engine does nothing else for anybody.
 
-So every part of a pattern carries what it adds to both, in milliseconds of one core with a
-vocabulary of 49,152 tokens. The numbers were measured with xgrammar 0.2.8 and are rounded up.
+So every part of a pattern carries what it adds to both, in units of about a millisecond of one
+core, with a vocabulary of 49,152 tokens and xgrammar 0.2.8; `benchmarks/constraint_cost.py` puts
+them beside what is measured.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ def in_sequence(head: PatternCost, tail: PatternCost) -> PatternCost:
         min(UNBOUNDED, head.shortest + tail.shortest),
         min(UNBOUNDED, head.longest + tail.longest),
         is_forked,
+        # A class stays one beside nothing; a repetition of it is unrolled.
+        (head == EMPTY and tail.is_single) or (tail == EMPTY and head.is_single),
     )
 
 

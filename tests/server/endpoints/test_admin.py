@@ -134,6 +134,16 @@ def test_events_are_numbered_and_resumed(server: Server) -> None:
     assert first[:2] == ["id: 1", "event: added"]
     server.http.patch("/admin/pipelines/first", json={"weight": 7})
     assert read("4", 1) == ["id: 5", "event: weight"]
+    assert read("9" * 20, 1) == ["id: 1", "event: added"]  # of another run of the server
+
+
+@pytest.mark.parametrize("event_id", ["+9999", "-1", "1_0", "x", "1.0", "9" * 21, "\u00b2"])
+def test_what_is_no_number_of_an_event_is_refused(server: Server, event_id: str) -> None:
+    headers = [(b"last-event-id", event_id.encode("latin-1"))]
+    answer = server.http.get("/admin/events", headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "Last-Event-ID"
+    assert "whole numbers" in answer.json()["error"]["message"]
 
 
 def test_a_number_that_is_taken_as_a_name_is_passed_over() -> None:

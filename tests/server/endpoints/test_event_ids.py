@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.endpoints.event_ids import NumberedWriter, Position, Reached, position_of
+from server.endpoints.event_ids import (
+    NumberedWriter,
+    Position,
+    Reached,
+    position_of,
+    with_event_ids,
+)
 from server.endpoints.streaming import ChunkWriter
 from server.generation_run import GenerationRun
 from server.text.assembler import Piece
@@ -105,8 +113,54 @@ def test_ids_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "event_id", ["", "x", "1.2", "-1", "1;1", "1f;", "1f;x", "1 ", "1f+", "+", "1" * 10, "+1.1"]
+    "event_id",
+    [
+        "",
+        "x",
+        "1.2",
+        "-1",
+        "1;1",
+        "1f;",
+        "1f;x",
+        "1 ",
+        "1f+",
+        "+",
+        "1" * 10,
+        "+1.1",
+        "+0",
+        "1+0",
+        "1f;0",
+        "01",
+        "1_0",
+        "\u00b2",
+        "\u0663",
+        "1+\u0663",
+    ],
 )
 def test_what_is_no_id_is_refused(event_id: str) -> None:
     with pytest.raises(InvalidRequest, match="Last-Event-ID"):
         position_of(event_id, num_choices=1)
+
+
+@pytest.mark.parametrize("event_id", ["+2", "+9999", "1f.1f;2", "1f.1f;9999"])
+def test_an_event_beyond_the_opening_or_closing_is_refused(event_id: str) -> None:
+    journaling = SimpleNamespace(last_event_id=event_id)
+    with pytest.raises(InvalidRequest, match="Last-Event-ID"):
+        with_event_ids(Plain(2), journaling, num_choices=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("event_id", ["+1", "1f.1f;1"])
+def test_an_event_within_the_opening_or_closing_is_known(event_id: str) -> None:
+    journaling = SimpleNamespace(last_event_id=event_id, check_has=lambda *_, **__: None)
+    writer = with_event_ids(Plain(2), journaling, num_choices=2)  # type: ignore[arg-type]
+    assert isinstance(writer, NumberedWriter)
+
+
+def test_more_events_than_a_piece_has_are_refused() -> None:
+    for num_events, is_known in ((1, True), (2, False), (9999, False)):
+        had = position_of(f"0+{num_events}", num_choices=1)
+        if is_known:
+            assert stream([[(1, 2)]], [0], had)
+        else:
+            with pytest.raises(InvalidRequest, match="Last-Event-ID"):
+                stream([[(1, 2)]], [0], had)

@@ -19,7 +19,11 @@ def test_health_is_empty_and_ready_says_who() -> None:
         assert (health.status_code, health.content) == (200, b"")
         ready = server.http.get("/ready")
         assert ready.json() == {"status": "ready", "model": "demo"}
-        assert server.http.get("/version").json() == {"version": "0.0-test", "instance": INSTANCE}
+        assert server.http.get("/version").json() == {
+            "version": "0.0-test",
+            "instance": INSTANCE,
+            "upstreams": [],
+        }
         assert server.http.get("/load").json() == {"server_load": 0}
 
 

@@ -88,7 +88,7 @@ class FakeUpstream:
         return web.json_response({"object": "list", "data": self.models})
 
     async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": "0.32.0", "instance": "fake"})
+        return web.json_response({"version": "0.32.0", "instance": "fake", "upstreams": ["behind"]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if self.metrics is None:

@@ -62,14 +62,14 @@ class Sink:
 @asynccontextmanager
 async def engine(mode: str, **options: Any) -> AsyncIterator[HostedEngine]:
     """A hosted engine over a fake host; `args` go to the host, the rest to HostConfig."""
-    args = options.pop("args", {})
+    args, label = options.pop("args", {}), options.pop("label", "")
     config = HostConfig(
         {"mode": mode, **args},
         env={"PYTHONPATH": os.pathsep.join(sys.path)},
         command=(sys.executable, str(FAKE_HOST)),
         **{"min_backoff_s": 0.01, "stop_timeout_s": 2.0, **options},
     )
-    async with HostedEngine(config) as hosted:
+    async with HostedEngine(config, label=label) as hosted:
         yield hosted
 
 
@@ -180,6 +180,16 @@ async def test_the_log_tells_why_an_engine_died_and_when_it_is_back(
     assert cause in died
     assert died.endswith("it wrote last:\nRuntimeError: out of pages")
     assert back.startswith("engine is ready again, ")
+
+
+async def test_the_log_tells_which_of_several_engines_died(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with engine("complain_and_crash", label="local-2") as hosted:
+        await ready(hosted)
+        hosted.submit(generation(), Sink())
+        await until(lambda: "ready again" in caplog.text)
+    assert [message.partition(" ")[0] for message in caplog.messages] == ["local-2:", "local-2:"]
 
 
 async def test_a_frozen_host_gets_no_new_work_until_it_speaks_again() -> None:

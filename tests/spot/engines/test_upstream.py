@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from spot.engines.base import EngineStats
@@ -147,6 +148,25 @@ async def test_an_unsuitable_upstream_says_why_and_may_still_change(
         fake.sends_token_ids, fake.api_key = True, options.get("api_key")
         await until(lambda: running.status.state == "ready")
         assert not running.status.is_misconfigured
+
+
+async def test_a_server_is_no_upstream_of_its_own_upstream() -> None:
+    fake = FakeUpstream()
+    async with serving(fake), UpstreamEngine(config(fake.url, own_instance="behind")) as running:
+        with anyio.fail_after(5), pytest.raises(EngineMisconfigured, match="passes requests on"):
+            await running.wait_ready()
+
+
+async def test_a_request_says_where_it_has_been() -> None:
+    fake = FakeUpstream()
+    async with engine(fake, own_instance="me") as running:
+        assert running.card is not None
+        assert running.card.instances == ["fake", "behind"]
+        await run(running, msgspec.structs.replace(generation(), via=["first", "second"]))
+        assert fake.headers["X-Shuntyard-Via"] == "first, second, me"
+    async with engine(fake) as running:
+        await run(running)
+        assert "X-Shuntyard-Via" not in fake.headers
 
 
 async def test_a_server_is_not_its_own_upstream() -> None:

@@ -87,6 +87,10 @@ HOSTILE = {
     "many string lengths": schema(
         an_object({f"p{i}": {"type": "string", "maxLength": 200 + i} for i in range(10)})
     ),
+    "many unlike counted repetitions": schema(
+        an_object({f"p{i}": {"type": "string", "pattern": f".{{1,500}}{i}"} for i in range(10)})
+    ),
+    "counted repetitions one after the other": regex("a".join(["[a-z]{1,130}"] * 12)),
     "nested repetition": regex(NESTED),
     "small nested repetition": regex("(.{1,30}){1,30}"),
     "thrice nested": regex("((a{0,26}){0,26}){0,26}"),
