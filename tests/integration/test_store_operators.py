@@ -154,6 +154,21 @@ async def test_equal_nodes_at_once_store_once(operators: Operators) -> None:
     assert {one["epoch"] for one in results} == {1}
 
 
+async def test_a_search_behind_an_ingest_is_another_one(
+    operators: Operators, resources: WorkflowResources
+) -> None:
+    operator = SearchOperator(resources.items, resources.store)
+    params = SearchParams(collection="c", query="One.")
+    await operators.ingest("One.")
+    before = operator.identity(params)
+    assert operator.identity(params) == before
+    await operators.ingest("Two.")
+    after = operator.identity(params)
+    assert after != before
+    await resources.store.delete_documents(operators.tenant, "c", ["none"])
+    assert operator.identity(params) != after
+
+
 async def test_failures_have_their_codes(operators: Operators) -> None:
     async def code_of(work: Any) -> str:
         with pytest.raises(NodeFailed) as caught:
@@ -280,6 +295,29 @@ async def test_a_workflow_sees_what_it_has_stored(http: httpx.AsyncClient) -> No
     assert nodes["search"]["output"]["epoch"] == nodes["ingest"]["output"]["epoch"] == 1
     assert nodes["search"]["output"]["texts"] == ["Find me, please.", "Or me."]
     assert run["outputs"]["best"] == nodes["search"]["output"]["results"][0]["document_id"]
+
+
+async def test_equal_searches_of_concurrent_runs_are_one(http: httpx.AsyncClient) -> None:
+    api = Api(http, "sk-a")
+    await api.run(ingest_node("Find me, please.", collection="shared"))
+    params = {"collection": "shared", "query": "Find me, please."}
+    search = {"id": "s", "op": "search", "params": params, "cache": {"ttl_s": 60}}
+    runs: list[Any] = []
+
+    async def one() -> None:
+        runs.append(await api.run(search))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(one)
+    kinds = sorted(run["nodes"]["s"]["shared"] for run in runs)
+    assert kinds == ["inflight"] * 4 + ["none"]
+    assert {tuple(run["nodes"]["s"]["output"]["texts"]) for run in runs} == {("Find me, please.",)}
+    assert (await api.run(search))["nodes"]["s"]["shared"] == "cache"
+    await api.run(ingest_node("Find me, please!", collection="shared"))
+    again = (await api.run(search))["nodes"]["s"]
+    assert again["shared"] == "none"
+    assert len(again["output"]["texts"]) == 2
 
 
 async def test_collections_can_be_seen_and_deleted(http: httpx.AsyncClient) -> None:

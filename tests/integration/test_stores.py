@@ -20,6 +20,7 @@ from psycopg.sql import SQL, Identifier
 
 from tests.integration.ingest_forever import CHUNKS_IN_DOCUMENT, DOCUMENTS_IN_BATCH
 from tests.postgres import data_folder, is_alive
+from workflows.stores import embedded
 from workflows.stores.collections import CollectionStore, NewDocument, VectorSpace
 from workflows.stores.database import Connection, Database
 from workflows.stores.errors import (
@@ -33,6 +34,7 @@ from workflows.stores.migrate import Migration, bundled_migrations, migrate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
+_AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root needs another user")
 SPACE = VectorSpace(embedder="tiny", revision="1", dimension=3)
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -592,6 +594,46 @@ async def test_a_stale_lock_file_does_not_hinder() -> None:
         stale.write_text(f"{os.getpid()}\n{folder}/postgres\n0\n5432\n/tmp\n\n0 0\nready\n")
         async with Database(folder=folder) as database:
             assert await found_ids(CollectionStore(database), "t") == {"a"}
+
+
+async def test_a_folder_with_a_long_name_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the path of a socket may be."""
+    with data_folder() as short:
+        monkeypatch.setenv("TMPDIR", str(short))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        folder = short / ("long" * 30)
+        async with Database(folder=folder) as database:
+            assert await CollectionStore(database).collections("t") == []
+            assert list(short.glob("shuntyard-*/.s.PGSQL.5432"))
+        assert not list(short.glob("shuntyard-*"))
+
+
+@_AS_ROOT
+async def test_binaries_that_only_root_can_reach_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = embedded._can_reach
+    monkeypatch.setattr(
+        embedded,
+        "_can_reach",
+        lambda folder, user: "site-packages" not in folder.parts and real(folder, user),
+    )
+    with data_folder() as folder:
+        for _ in range(2):
+            async with Database(folder=folder) as database:
+                assert await CollectionStore(database).collections("t") == []
+                postgres = database.embedded
+                assert postgres is not None
+                assert postgres.pid is not None
+                assert folder in Path(psutil.Process(postgres.pid).exe()).parents
+        assert len(list(folder.glob("binaries*"))) == 1
+
+
+@_AS_ROOT
+async def test_a_folder_that_root_keeps_to_itself_is_told(tmp_path: Path) -> None:
+    async with Database(folder=tmp_path / "data") as database:
+        with pytest.raises(StoreUnusable, match="cannot reach"):
+            await CollectionStore(database).collections("t")
 
 
 async def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:

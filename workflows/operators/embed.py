@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from workflows.operators.base import JsonType, NodeContext, NodeResult
 from workflows.pooled_items import PooledItems
+from workflows.signature import Identity
 from workflows.spec import Document
 
 MAX_TEXTS = 10_000
@@ -48,6 +49,10 @@ class EmbedOperator:
 
     def __init__(self, items: PooledItems) -> None:
         self._items = items
+
+    def identity(self, params: EmbedParams) -> Identity:
+        """A server's models stay what they are as long as it runs."""
+        return Identity(content=params.model_dump(mode="json"))
 
     async def run(self, params: EmbedParams, context: NodeContext) -> NodeResult:
         model = await self._items.models.embedding(params.model)

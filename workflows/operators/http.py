@@ -21,6 +21,7 @@ from workflows.outbound.errors import (
     TooSlow,
     Unreachable,
 )
+from workflows.signature import Identity
 from workflows.spec import Document
 
 MAX_BYTES: Final = 16 * 1024 * 1024
@@ -93,6 +94,12 @@ class HttpOperator:
 
     def __init__(self, client: OutboundClient) -> None:
         self._client = client
+
+    def identity(self, params: HttpParams) -> Identity | None:
+        """Of requests that only read. Whatever writes is sent for each node."""
+        if params.method not in READS:
+            return None
+        return Identity(content=params.model_dump(mode="json"))
 
     async def run(self, params: HttpParams, context: NodeContext) -> NodeResult:
         request = _request(params, context)

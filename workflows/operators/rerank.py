@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue
 from workflows.operators.base import JsonType, NodeContext, NodeResult
 from workflows.operators.failures import invalid_params
 from workflows.pooled_items import PooledItems
+from workflows.signature import Identity
 from workflows.spec import Document
 
 MAX_DOCUMENTS = 10_000
@@ -43,6 +44,10 @@ class RerankOperator:
 
     def __init__(self, items: PooledItems) -> None:
         self._items = items
+
+    def identity(self, params: RerankParams) -> Identity:
+        """A server's models stay what they are as long as it runs."""
+        return Identity(content=params.model_dump(mode="json"))
 
     async def run(self, params: RerankParams, context: NodeContext) -> NodeResult:
         texts = [_text(place, one) for place, one in enumerate(params.documents)]

@@ -12,6 +12,7 @@ from workflows.operators.base import JsonType, NodeContext, NodeResult
 from workflows.operators.failures import invalid_params, store_failures
 from workflows.operators.ingest import CollectionName
 from workflows.pooled_items import PooledItems
+from workflows.signature import Identity
 from workflows.spec import Document
 from workflows.stores.collections import CollectionStore, Found, VectorSpace
 
@@ -51,6 +52,12 @@ class SearchOperator:
         self._items = items
         self._store = store
 
+    def identity(self, params: SearchParams) -> Identity:
+        """With the number of writes that this server knows of: a search that comes after an ingest
+        is not equal to one that began before it."""
+        content = params.model_dump(mode="json")
+        return Identity(content=[content, self._store.num_writes(params.collection)])
+
     async def run(self, params: SearchParams, context: NodeContext) -> NodeResult:
         space, usage = None, {}
         if params.query is not None:
@@ -74,7 +81,12 @@ class SearchOperator:
                 top_k=params.top_k,
                 filters=params.filter,
             )
-        return NodeResult(output=_output(found, params.min_score), usage=usage)
+        return NodeResult(
+            output=_output(found, params.min_score),
+            usage=usage,
+            # Others may write to a database that is shared, and nothing tells of it.
+            may_be_kept=self._store.is_ours_alone,
+        )
 
 
 def _output(found: Found, min_score: float | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from workflows.errors import NodeFailed
 from workflows.operators.base import JsonType, NodeContext, NodeResult
+from workflows.signature import Identity
 from workflows.spec import Document
 from workflows.web_search import SearchUnavailable, TimeRange, WebQuery, WebSearch
 
@@ -34,6 +35,11 @@ class WebSearchOperator:
 
     def __init__(self, search: WebSearch | None) -> None:
         self._search = search
+
+    def identity(self, params: WebSearchParams) -> Identity:
+        """One search serves all that ask while it runs; later ones ask anew, unless they say how
+        old an answer may be."""
+        return Identity(content=params.model_dump(mode="json"))
 
     async def run(self, params: WebSearchParams, context: NodeContext) -> NodeResult:
         if self._search is None:

@@ -7,7 +7,7 @@ A search sees the collection as it was at one epoch, which it returns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -131,6 +131,32 @@ class CollectionStore:
     ) -> None:
         self._database = database
         self._identity_of = identity_of
+        self._num_writes: dict[str, int] = {}
+
+    @property
+    def is_ours_alone(self) -> bool:
+        """Whether nobody else writes to the database."""
+        return self._database.embedded is not None
+
+    def num_writes(self, name: str) -> int:
+        """How often this server may have changed a collection of the name, since it started.
+
+        Grows before a write is answered. All tenants' collections of a name count together: it says
+        too much rather than too little, and nobody is shown it.
+        """
+        return self._num_writes.get(name, 0)
+
+    async def _write(self, name: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run `work`, which may change a collection; one that failed may have, too."""
+        has_changed = True
+        try:
+            return await self._database.run(work)
+        except CollectionNotFound:
+            has_changed = False  # and names that mean nothing take no room here
+            raise
+        finally:
+            if has_changed:
+                self._num_writes[name] = self.num_writes(name) + 1
 
     async def collections(self, tenant: str) -> list[CollectionInfo]:
         """All of the tenant's, by name."""
@@ -176,7 +202,7 @@ class CollectionStore:
                     [row.id],
                 )
 
-        await self._database.run(work)
+        await self._write(name, work)
 
     async def delete_documents(self, tenant: str, name: str, ids: Sequence[str]) -> Ingested:
         """Delete those of the documents that are there. Raises CollectionNotFound."""
@@ -196,7 +222,7 @@ class CollectionStore:
                 epoch = await _next_epoch(connection, row) if gone else row.epoch
                 return Ingested(epoch=epoch, changed_ids=gone)
 
-        return await self._database.run(work)
+        return await self._write(name, work)
 
     async def hashes(self, tenant: str, name: str, ids: Sequence[str]) -> dict[str, bytes]:
         """The content hashes of those documents that are stored; none without a collection."""
@@ -258,7 +284,7 @@ class CollectionStore:
                 epoch = await _next_epoch(connection, row) if changed else row.epoch
                 return Ingested(epoch=epoch, changed_ids=[one.id for one in changed])
 
-        return await self._database.run(work)
+        return await self._write(name, work)
 
     async def search(
         self,

@@ -352,3 +352,13 @@ def test_parameters_that_exclude_each_other() -> None:
     ):
         with pytest.raises(ValueError, match="validation error"):
             HttpParams.model_validate({"url": "http://a", "method": "POST", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("method", "is_shared"),
+    [("GET", True), ("HEAD", True), ("OPTIONS", True), ("POST", False), ("DELETE", False)],
+)
+def test_only_reading_is_shared(method: str, is_shared: bool) -> None:
+    operator = HttpOperator(OutboundClient(AddressPolicy()))
+    identity = operator.identity(HttpParams.model_validate({"url": "http://a", "method": method}))
+    assert (identity is not None) == is_shared
