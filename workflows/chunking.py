@@ -17,6 +17,10 @@ from tokenizers import Tokenizer
 Unit = Literal["tokens", "characters"]
 DEFAULT_SIZE_TOKENS = 256
 
+_LONG_TEXT_CHARS = 20_000
+# Of a chunk's tokens, so that most chunks hold no more than they may.
+_FILL = 0.9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunking:
@@ -37,12 +41,47 @@ def split_texts(
     """
     if chunking.unit == "characters":
         splitter = TextSplitter(chunking.size, overlap=chunking.overlap)
-    else:
-        assert tokenizer_file is not None
-        splitter = TextSplitter.from_huggingface_tokenizer(
-            _tokenizer(tokenizer_file), chunking.size, overlap=chunking.overlap
+        return [splitter.chunks(text) for text in texts]
+    assert tokenizer_file is not None
+    return _TokenSplitter(chunking, _tokenizer(tokenizer_file)).split(texts)
+
+
+class _TokenSplitter:
+    """Chunks of so many tokens.
+
+    The library counts the tokens of every candidate anew, which for long texts takes a hundred
+    times as long as to count them once. So these are cut by characters first, as many as such
+    tokens have in the text, and only what is still too long is cut by tokens.
+    """
+
+    def __init__(self, chunking: Chunking, tokenizer: Tokenizer) -> None:
+        self._chunking = chunking
+        self._tokenizer = tokenizer
+        self._exact = TextSplitter.from_huggingface_tokenizer(
+            tokenizer, chunking.size, overlap=chunking.overlap
         )
-    return [splitter.chunks(text) for text in texts]
+
+    def split(self, texts: Sequence[str]) -> list[list[str]]:
+        counts = self._num_tokens(texts)
+        return [self._chunks(text, count) for text, count in zip(texts, counts, strict=True)]
+
+    def _chunks(self, text: str, num_tokens: int) -> list[str]:
+        if num_tokens <= self._chunking.size:
+            return [text.strip()] if text.strip() else []
+        if len(text) < _LONG_TEXT_CHARS:
+            return self._exact.chunks(text)
+        chars_per_token = _FILL * len(text) / num_tokens
+        size = max(1, int(self._chunking.size * chars_per_token))
+        overlap = min(size - 1, int(self._chunking.overlap * chars_per_token))
+        pieces = TextSplitter(size, overlap=overlap).chunks(text)
+        chunks: list[str] = []
+        for piece, count in zip(pieces, self._num_tokens(pieces), strict=True):
+            chunks += [piece] if count <= self._chunking.size else self._exact.chunks(piece)
+        return chunks
+
+    def _num_tokens(self, texts: Sequence[str]) -> list[int]:
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [len(encoding) for encoding in encodings]
 
 
 def num_special_tokens(tokenizer_file: Path) -> int:

@@ -49,6 +49,24 @@ def test_chunks_overlap_by_whole_sentences() -> None:
     assert chunks == ["A b c. D e f.", "D e f. G h i.", "G h i. J k l."]
 
 
+def test_long_texts_are_cut_as_well(tokenizer_file: Path) -> None:
+    """Also where words, and so tokens, are much shorter in one part than in the others."""
+    plain = "The quick brown fox jumps over the lazy dog. " * 600
+    dense = "A b c d e f g h i j k l m n o p q r s t u v w x y z. " * 300
+    chunking = Chunking(unit="tokens", size=100, overlap=0)
+    chunks, none = split_texts([plain + dense + plain, ""], chunking, tokenizer_file)
+    assert " ".join(chunks) == (plain + dense + plain).strip()
+    sizes = [len(chunk.split()) for chunk in chunks]
+    assert max(sizes) <= 100
+    assert len(chunks) < 1.5 * sum(sizes) / 100
+    assert all(chunk.endswith(".") for chunk in chunks)
+    assert none == []
+    overlapping = Chunking(unit="tokens", size=100, overlap=30)
+    (more,) = split_texts([plain], overlapping, tokenizer_file)
+    assert more[1].startswith("The quick brown fox")
+    assert sum(len(chunk.split()) for chunk in more) > 1.1 * len(plain.split())
+
+
 def test_nothing_gives_no_chunk(tokenizer_file: Path) -> None:
     chunking = Chunking(unit="tokens", size=5, overlap=0)
     assert split_texts(["", " \n ", "a"], chunking, tokenizer_file) == [[], [], ["a"]]

@@ -109,7 +109,9 @@ class IngestOperator:
             known = await self._store.hashes(tenant, name, list(documents))
         new = [one for one in documents if known.get(one) != hashes[one]]
         texts = [documents[one].text for one in new]
-        chunks = await anyio.to_thread.run_sync(split_texts, texts, chunking, model.tokenizer_file)
+        chunks = await anyio.to_thread.run_sync(
+            split_texts, texts, chunking, model.tokenizer_file, abandon_on_cancel=True
+        )
         answer = await self._items.embed(tenant, model, [text for some in chunks for text in some])
         vectors = iter(answer.values)
         stored = [
