@@ -28,8 +28,9 @@ _INSIDE: Final = frozenset({IPv4Address("168.63.129.16")})
 _NAME: Final = re.compile(r"[\w-]+(\.[\w-]+)*")
 _GLOBAL_V6: Final = IPv6Network("2000::/3")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-# They carry another address inside, which a relay would connect to.
-_TUNNELS: Final = (IPv6Network("2001::/32"), IPv6Network("2002::/16"))
+# They carry another address inside, which a relay would connect to: Teredo, with its neighbours
+# that serve protocols only, and 6to4.
+_TUNNELS: Final = (IPv6Network("2001::/23"), IPv6Network("2002::/16"))
 _NEVER_V4: Final = tuple(
     map(
         IPv4Network,

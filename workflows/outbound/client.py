@@ -180,6 +180,7 @@ class OutboundClient:
                 resolver=_JudgingResolver(self._policy, self._resolve),
                 use_dns_cache=False,
                 limit=self._max_connections,
+                limit_per_host=max(1, self._max_connections // 4),  # a slow one leaves room
                 keepalive_timeout=_IDLE_CONNECTION_S,
             )
             self._session = aiohttp.ClientSession(

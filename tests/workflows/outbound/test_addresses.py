@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import IPv4Address, ip_address
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import ip_addresses
 
-from workflows.outbound.addresses import AddressPolicy, is_public, parse_address
+from workflows.outbound.addresses import Address, AddressPolicy, is_public, parse_address
 
 INSIDE = [
     "0.0.0.0",
@@ -107,3 +109,20 @@ def test_an_entry_that_means_nothing_is_an_error(entry: str) -> None:
 def test_a_zone_is_no_part_of_an_address() -> None:
     assert parse_address("fe80::1%eth0") == ip_address("fe80::1")
     assert parse_address("example.org") is None
+
+
+@given(ip_addresses(v=4) | ip_addresses(v=6) | ip_addresses(network="2000::/3"))
+def test_nothing_is_public_that_python_knows_to_be_inside(address: Address) -> None:
+    if is_public(address):
+        plain = getattr(address, "ipv4_mapped", None) or address
+        assert plain.is_global
+        assert not plain.is_multicast
+        assert not getattr(plain, "sixtofour", None)
+        assert not getattr(plain, "teredo", None)
+
+
+@given(ip_addresses(v=4))
+def test_an_address_is_no_more_public_in_ipv6(address: IPv4Address) -> None:
+    for written in (f"::ffff:{address}", f"64:ff9b::{address}"):
+        assert is_public(ip_address(written)) == is_public(address)
+    assert not is_public(ip_address(f"::{address}"))
