@@ -90,7 +90,7 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
         gateway.metrics.registry.register(JournalMetrics(gateway.journal))
     pooling_metrics = PoolingMetrics(gateway.metrics.registry)
     models = ServedPoolingModels(pools, names, pooling_metrics)
-    resources = _build_resources(settings, models, say)
+    resources = build_resources(settings, models, say)
     gateway.metrics.registry.register(ItemMetrics(resources.items))
     return Parts(
         gateway,
@@ -104,9 +104,8 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     )
 
 
-def _build_resources(
-    settings: Settings, models: ServedPoolingModels, say: Say
-) -> WorkflowResources:
+def build_resources(settings: Settings, models: ServedPoolingModels, say: Say) -> WorkflowResources:
+    """What workflows work with; says where their data is. Nothing starts."""
     folder = None if settings.database_url else settings.workflow_data_folder
     if folder is None:
         say("workflow data: in the database of --database-url, opened when a node needs it")
