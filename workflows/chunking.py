@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from semantic_text_splitter import TextSplitter
 from tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from semantic_text_splitter import TextSplitter
 
 Unit = Literal["tokens", "characters"]
 DEFAULT_SIZE_TOKENS = 256
@@ -40,7 +42,7 @@ def split_texts(
     tokenizer_file: needed where the unit is tokens.
     """
     if chunking.unit == "characters":
-        splitter = TextSplitter(chunking.size, overlap=chunking.overlap)
+        splitter = _splitter(chunking.size, chunking.overlap)
         return [splitter.chunks(text) for text in texts]
     assert tokenizer_file is not None
     return _TokenSplitter(chunking, _tokenizer(tokenizer_file)).split(texts)
@@ -57,9 +59,7 @@ class _TokenSplitter:
     def __init__(self, chunking: Chunking, tokenizer: Tokenizer) -> None:
         self._chunking = chunking
         self._tokenizer = tokenizer
-        self._exact = TextSplitter.from_huggingface_tokenizer(
-            tokenizer, chunking.size, overlap=chunking.overlap
-        )
+        self._exact = _splitter(chunking.size, chunking.overlap, tokenizer)
 
     def split(self, texts: Sequence[str]) -> list[list[str]]:
         counts = self._num_tokens(texts)
@@ -73,7 +73,7 @@ class _TokenSplitter:
         chars_per_token = _FILL * len(text) / num_tokens
         size = max(1, int(self._chunking.size * chars_per_token))
         overlap = min(size - 1, int(self._chunking.overlap * chars_per_token))
-        pieces = TextSplitter(size, overlap=overlap).chunks(text)
+        pieces = _splitter(size, overlap).chunks(text)
         chunks: list[str] = []
         for piece, count in zip(pieces, self._num_tokens(pieces), strict=True):
             chunks += [piece] if count <= self._chunking.size else self._exact.chunks(piece)
@@ -82,6 +82,16 @@ class _TokenSplitter:
     def _num_tokens(self, texts: Sequence[str]) -> list[int]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [len(encoding) for encoding in encodings]
+
+
+def _splitter(size: int, overlap: int, tokenizer: Tokenizer | None = None) -> TextSplitter:
+    """By tokens, or without a tokenizer by characters."""
+    # Loaded with the first text: its tables of Unicode would take a tenth of a second of each start.
+    from semantic_text_splitter import TextSplitter
+
+    if tokenizer is None:
+        return TextSplitter(size, overlap=overlap)
+    return TextSplitter.from_huggingface_tokenizer(tokenizer, size, overlap=overlap)
 
 
 def num_special_tokens(tokenizer_file: Path) -> int:
