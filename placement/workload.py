@@ -12,12 +12,15 @@ class Workload:
     """Mean prompt and output length in tokens (S_in, S_out), and the load in requests per second.
 
     rate_rps: None where as much as possible is wanted.
+    held_tokens: tokens that a request holds in the KV cache, as the mean over its steps. By default
+        that of equal requests. Where lengths differ it is higher, as long answers stay longer.
     """
 
     input_tokens: int
     output_tokens: int
     rate_rps: float | None = None
     name: str = "custom"
+    held_tokens: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("input_tokens", "output_tokens"):
@@ -25,12 +28,23 @@ class Workload:
                 raise InvalidInput(field, "must be at least 1")
         if self.rate_rps is not None and not self.rate_rps > 0:
             raise InvalidInput("rate_rps", "must be positive")
+        if self.held_tokens is not None and not self.held_tokens >= 1:
+            raise InvalidInput("held_tokens", "must be at least 1")
+
+    @property
+    def mean_held_tokens(self) -> float:
+        """S_in plus half of the output, or what is known of the requests."""
+        if self.held_tokens is not None:
+            return self.held_tokens
+        return self.input_tokens + (self.output_tokens + 1) / 2
 
 
 WORKLOADS = {
     # Means of prompts of at most 2,048 tokens in Azure's conversation trace of 2023, as ShuntServe
-    # gives them (section 7: 763, 232, 4.67 per second).
-    "azure-conv": Workload(name="azure-conv", input_tokens=763, output_tokens=232, rate_rps=4.67),
+    # gives them (section 7: 763, 232, 4.67 per second). Held: Σ out · (in + (out + 1) / 2) / Σ out.
+    "azure-conv": Workload(
+        name="azure-conv", input_tokens=763, output_tokens=232, rate_rps=4.67, held_tokens=1099.0
+    ),
 }
 
 

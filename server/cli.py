@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
 
-from server import fleet_client
+from server import calibrate_cli, fleet_client, plan_parser
 from server.settings import (
     Settings,
     SettingsError,
@@ -83,6 +83,8 @@ def build_parser() -> argparse.ArgumentParser:
         description="Print what this machine has, and what would go wrong.",
         add_help=False,
     )
+    plan_parser.add_commands(commands)
+    calibrate_cli.add_command(commands)
     fleet_client.add_commands(commands)
     return parser
 
@@ -220,6 +222,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = ["serve", *ours]
     flags = vars(parser.parse_args(arguments))
     command = flags.pop("command")
+    if command in plan_parser.COMMANDS:
+        from server import plan_cli  # imports the optimizer, which serving does not need
+
+        return plan_cli.run(command, flags)
+    if command == calibrate_cli.COMMAND:
+        return calibrate_cli.run(flags)
     if command != "serve":
         return fleet_client.run(command, flags)
     return _serve(flags, engine_flags)

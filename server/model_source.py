@@ -10,22 +10,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils import validate_repo_id
 
 from server.bounded_call import call_within
 from server.demo_model import DEMO_MODEL_NAME, ensure_demo_model
 from server.model_cache import ModelUnavailable, Progress, silent
 
-__all__ = ["ModelUnavailable", "ResolvedModel", "check_model_folder", "resolve_model"]
+__all__ = [
+    "ModelUnavailable",
+    "ResolvedModel",
+    "check_model_folder",
+    "hub_config",
+    "resolve_model",
+]
 
 HUB_ANSWERS_WITHIN_S: Final = 5.0
 
@@ -88,6 +96,44 @@ def resolve_model(
     path = _from_hub(model, revision, token, progress)
     check_model_folder(path)
     return ResolvedModel(path, name or model, is_demo=False)
+
+
+def hub_config(model: str) -> Path:
+    """The config.json of a model on the hub, or in the hub's cache where it does not answer.
+
+    HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured. Raises ModelUnavailable, within
+    seconds if the hub does not answer.
+    """
+    _check_hub_name(model, Path(model).expanduser())
+    hub_logging.set_verbosity_error()  # it tells of each retry
+    try:
+        if not constants.is_offline_mode():
+            return call_within(2 * HUB_ANSWERS_WITHIN_S, partial(_download_config, model))
+        why_not_hub = "HF_HUB_OFFLINE is set"
+    except GatedRepoError as error:
+        raise ModelUnavailable(
+            f"{model} is gated: accept its terms on {constants.ENDPOINT}/{model} and set HF_TOKEN, "
+            "or give a folder that holds its config.json."
+        ) from error
+    except (RepositoryNotFoundError, RemoteEntryNotFoundError) as error:
+        raise ModelUnavailable(
+            f"There is no {model} with a config.json on {constants.ENDPOINT} (a private one needs "
+            "HF_TOKEN), and no such folder here."
+        ) from error
+    except (HTTPError, OSError) as error:
+        why_not_hub = _first_line(error)
+    try:
+        return Path(hf_hub_download(model, "config.json", local_files_only=True))
+    except LocalEntryNotFoundError as error:
+        raise ModelUnavailable(
+            f"Cannot get the config.json of {model} from {constants.ENDPOINT} ({why_not_hub}), and "
+            "it is not in the hub's cache on this machine. Give a folder that holds it."
+        ) from error
+
+
+def _download_config(model: str) -> Path:
+    _ask_hub(model, None, None)  # fails at once where a download would try again and again
+    return Path(hf_hub_download(model, "config.json"))
 
 
 def check_model_folder(folder: Path) -> None:

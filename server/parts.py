@@ -21,6 +21,7 @@ from server.journal_metrics import JournalMetrics
 from server.metrics import Metrics
 from server.model_source import ResolvedModel, resolve_model
 from server.pipelines import PipelineMaker
+from server.planned_engines import PlannedEngine, read_planned_engines, this_machine
 from server.pooling_metrics import PoolingMetrics
 from server.pooling_models import ServedPoolingModels
 from server.pools import PooledModel, Pools, resolve_pooling_model
@@ -69,6 +70,7 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
         settings.model, revision=settings.revision, token=settings.hf_token, progress=say
     )
     args = _engine_args(settings, engine_flags, model, say)
+    planned = _planned_engines(settings, args, model)
     pools, pooling_engines = _build_pools(settings, say)
     say("loading the tokenizer")
     tokenizer = _load_tokenizer(settings, model.path)
@@ -81,6 +83,7 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
         last_lines,
         vocab_size=tokenizer.vocab_size,
         on_step=metrics.observe_step,
+        planned=planned,
     )
     fleet = Fleet(pipelines.at_start(), policy=_failover_policy(settings))
     gateway = _build_gateway(settings, model, names, metrics, tokenizer, fleet, say)
@@ -149,6 +152,14 @@ def _engine_args(
         # A constraint on the output holds only behind the reasoning: the engine must see its end.
         args["reasoning_parser"] = settings.reasoning_parser
     return args
+
+
+def _planned_engines(
+    settings: Settings, args: dict[str, Any], model: ResolvedModel
+) -> list[PlannedEngine]:
+    if settings.plan is None:
+        return []
+    return read_planned_engines(settings.plan, model.path, args, this_machine())
 
 
 def _our_flag_like(engine_flags: list[str], message: str) -> str:

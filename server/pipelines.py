@@ -6,10 +6,11 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from server.gpus import GpuAllotment, visible_gpus
+from server.planned_engines import PlannedEngine
 from server.protocol.admin import NewPipeline
 from server.settings import Settings, SettingsError
 from server.version import INSTANCE
@@ -28,6 +29,7 @@ class PipelineMaker:
     last_lines: takes what the engines' processes write.
     vocab_size: of the model, which upstreams do not tell.
     on_step: hears of each engine step how many tokens it had.
+    planned: the engines of a plan; without one, engines are alike and as many as the settings say.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class PipelineMaker:
         *,
         vocab_size: int,
         on_step: Callable[[int], None],
+        planned: Sequence[PlannedEngine] = (),
     ) -> None:
+        self._planned = planned
         self._on_step = on_step
         self._vocab_size = vocab_size
         self._settings = settings
@@ -55,6 +59,8 @@ class PipelineMaker:
         """What the settings ask for. Raises SettingsError if that is nothing."""
         upstreams = [_url_and_weight(entry) for entry in self._settings.upstream]
         num_local = self._settings.pipelines
+        if self._planned and num_local is not None:
+            raise SettingsError("--pipelines: --plan says how many there are; leave it out")
         if num_local is None:
             num_local = 0 if upstreams else 1
         if not num_local and not upstreams:
@@ -64,12 +70,21 @@ class PipelineMaker:
             remote = [self._upstream(None, url, weight) for url, weight in upstreams]
         except InvalidRequest as error:
             raise SettingsError(f"--upstream (SHUNTYARD_UPSTREAM): {error.message}") from None
+        if self._planned:
+            return [*map(self._from_plan, self._planned), *remote]
         return [*(self._local(None, 1.0) for _ in range(num_local)), *remote]
 
     async def make(self, wanted: NewPipeline) -> PipelineSpec:
-        """One more pipeline. Raises InvalidRequest for a URL that is none."""
+        """One more pipeline. Raises InvalidRequest for a URL that is none, and for a local one
+        where a plan has given the machine away."""
         if wanted.upstream is not None:
             return self._upstream(wanted.id, wanted.upstream, wanted.weight)
+        if self._planned:
+            raise InvalidRequest(
+                "This server runs a plan, which has no room for one more engine on this machine; "
+                "give an upstream.",
+                param="upstream",
+            )
         return self._local(wanted.id, wanted.weight)
 
     def _upstream(self, pipeline_id: str | None, url: str, weight: float) -> PipelineSpec:
@@ -90,9 +105,19 @@ class PipelineMaker:
 
     def _local(self, pipeline_id: str | None, weight: float) -> PipelineSpec:
         name = pipeline_id or self._next_id("local")
+        memory_args = self._gpus.memory_args(self._engine_args)
+        return self._hosted(name, weight, memory_args, self._gpus.next_environment())
+
+    def _from_plan(self, planned: PlannedEngine) -> PipelineSpec:
+        name = self._next_id("local")
+        return self._hosted(name, planned.weight, planned.engine_args, planned.env)
+
+    def _hosted(
+        self, name: str, weight: float, engine_args: Mapping[str, Any], env: Mapping[str, str]
+    ) -> PipelineSpec:
         config = HostConfig(
-            engine_args={**self._engine_args, **self._gpus.memory_args(self._engine_args)},
-            env=self._gpus.next_environment(),
+            engine_args={**self._engine_args, **engine_args},
+            env=env,
             start_timeout_s=self._settings.engine_start_timeout,
             step_timeout_s=self._settings.engine_step_timeout,
             max_silence_s=self._settings.engine_max_silence,

@@ -116,6 +116,11 @@ class Settings(BaseSettings):
         ge=0,
         le=64,
     )
+    plan: Path | None = _setting(
+        None,
+        "plan of `shuntyard plan --output` to run: its pipelines, on this machine",
+        group=PIPELINES,
+    )
     upstream: Words = _setting(
         [],
         "vLLM or Shuntyard servers that serve the same model, as URL or URL=WEIGHT",

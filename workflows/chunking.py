@@ -86,7 +86,7 @@ class _TokenSplitter:
 
 def _splitter(size: int, overlap: int, tokenizer: Tokenizer | None = None) -> TextSplitter:
     """By tokens, or without a tokenizer by characters."""
-    # Loaded with the first text: its tables of Unicode would take a tenth of a second of each start.
+    # Loaded with the first text: it would take a tenth of a second of each start.
     from semantic_text_splitter import TextSplitter
 
     if tokenizer is None:

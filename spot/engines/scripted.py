@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
 
-from spot.engines.base import DeltaSink, EngineCard, EngineState, EngineStats, EngineStatus
+from spot.engines.base import DeltaSink, EngineCard, EngineStats
 from spot.engines.hash_model import (
     HashedContinuation,
     HashModel,
@@ -23,9 +20,9 @@ from spot.engines.hash_model import (
     hashed_logits,
     top_logprobs,
 )
+from spot.engines.loop_engine import LoopEngine
 from spot.errors import (
     EngineFailed,
-    EngineUnavailable,
     GenerationFailed,
     InvalidRequest,
     ShuntyardError,
@@ -63,7 +60,7 @@ class _Running:
     has_begun: bool = False
 
 
-class ScriptedEngine:
+class ScriptedEngine(LoopEngine):
     """Implements `spot.engines.base.Engine` without a model.
 
     script: the output tokens of a generation, by the generation; None uses the seeded model.
@@ -84,13 +81,14 @@ class ScriptedEngine:
         tokens_per_step: int = 1,
         faults: Faults | None = None,
     ) -> None:
-        self._card = EngineCard(
+        card = EngineCard(
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             engine="scripted",
             max_num_seqs=max_num_seqs,
             resume="exact",
         )
+        super().__init__(card)
         self.eos_token_id = eos_token_id
         self.script = script
         self.step_time_s = step_time_s
@@ -99,29 +97,15 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.submitted: list[Generation] = []
         self._model = HashModel(vocab_size, eos_token_id)
-        self._state: EngineState = "stopped"
-        self._detail = ""
         self._running: dict[str, _Running] = {}
         self._waiting: dict[str, _Running] = {}
-        self._wakeup = anyio.Event()
-        self._idle = anyio.Event()
-        self._group: TaskGroup | None = None
-
-    @property
-    def status(self) -> EngineStatus:
-        return EngineStatus(state=self._state, detail=self._detail)
-
-    @property
-    def card(self) -> EngineCard:
-        return self._card
 
     @property
     def stats(self) -> EngineStats:
         return EngineStats(running=len(self._running), waiting=len(self._waiting))
 
     def submit(self, generation: Generation, sink: DeltaSink) -> None:
-        if self._state != "ready":
-            raise EngineUnavailable(f"the engine is {self._state}")
+        self._check_ready()
         self.submitted.append(generation)
         if self.faults.refuse is not None:
             sink.on_error(InvalidRequest(self.faults.refuse))
@@ -137,49 +121,15 @@ class ScriptedEngine:
         if self._running.pop(generation_id, None) or self._waiting.pop(generation_id, None):
             self.aborted.append(generation_id)
 
-    def kill(self, reason: str) -> None:
-        self.die(reason)
+    def _has_work(self) -> bool:
+        return bool(self._running or self._waiting)
 
-    def die(self, message: str = "the engine died") -> None:
-        """Fail everything that runs and take no more work."""
-        self._state, self._detail = "dead", message
+    def _fail_all(self, message: str) -> None:
         jobs = [*self._running.values(), *self._waiting.values()]
         self._running.clear()
         self._waiting.clear()
         for job in jobs:
             job.sink.on_error(EngineFailed(message))
-
-    def revive(self) -> None:
-        """Take work again after `die`."""
-        self._state, self._detail = "ready", ""
-
-    async def wait_ready(self) -> EngineCard:
-        return self._card
-
-    async def drain(self) -> None:
-        self._state = "draining"
-        while self._running or self._waiting:
-            self._idle = anyio.Event()
-            await self._idle.wait()
-
-    async def __aenter__(self) -> Self:
-        self._state = "ready"
-        self._group = anyio.create_task_group()
-        await self._group.__aenter__()
-        self._group.start_soon(self._run)
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.die("the server is shutting down")
-        self._state = "stopped"
-        if self._group is not None:
-            self._group.cancel_scope.cancel()
-            await self._group.__aexit__(exc_type, exc, traceback)
 
     async def _run(self) -> None:
         while True:

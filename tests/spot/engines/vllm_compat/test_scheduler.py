@@ -20,7 +20,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from spot.engines.batching import BatchedSequence, ContinuousBatcher, Step
+from placement.simulator.batching import BatchedSequence, ContinuousBatcher, Step
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64

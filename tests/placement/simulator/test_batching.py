@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spot.engines.batching import BatchedSequence, ContinuousBatcher, Phase, Step
+from placement.simulator.batching import BatchedSequence, ContinuousBatcher, Phase, Step
+from placement.simulator.step_time import StepWork
 
 
 class Bench:
@@ -79,7 +80,8 @@ def test_a_step_says_what_it_takes() -> None:
     bench.add("b", 10)
     step = bench.plan()
     assert step is not None
-    assert (step.num_prefill_tokens, step.num_decode_seqs, step.context_tokens) == (10, 1, 4 + 10)
+    # Pairs: each of b's ten tokens sees those before it and itself.
+    assert step.work == StepWork(10, 1, 10, 4, prefill_pairs=55, num_seqs=2)
     assert [sequence.id for sequence in step.sampling] == ["a", "b"]
 
 

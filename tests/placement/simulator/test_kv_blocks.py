@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spot.engines.kv_blocks import BlockTable, KvBlocks
+from placement.simulator.kv_blocks import BlockTable, KvBlocks
 
 
 def table(kv: KvBlocks, num_tokens: int, hashes: list[int]) -> BlockTable:

@@ -27,7 +27,8 @@ import heapq
 from dataclasses import dataclass, field
 from enum import Enum
 
-from spot.engines.kv_blocks import BlockTable, KvBlocks
+from placement.simulator.kv_blocks import BlockTable, KvBlocks
+from placement.simulator.step_time import StepWork
 
 
 class Phase(Enum):
@@ -82,16 +83,11 @@ class Step:
 
     num_new_tokens: by sequence, of those that take part.
     sampling: the sequences that have a next token when the step is complete.
-    num_decode_seqs: sequences with one new token; all others' tokens are num_prefill_tokens (the
-        line that attention kernels draw: a query of one token is a decode).
-    context_tokens: KV entries that the step attends to, summed over its sequences.
     """
 
     num_new_tokens: dict[BatchedSequence, int]
     sampling: list[BatchedSequence]
-    num_prefill_tokens: int
-    num_decode_seqs: int
-    context_tokens: int
+    work: StepWork
 
 
 class ContinuousBatcher:
@@ -204,10 +200,11 @@ class ContinuousBatcher:
         index = 0
         while index < len(running) and budget and len(num_new_tokens) < self.max_seqs_per_step:
             sequence = running[index]
-            num_new = min(len(sequence.token_ids) - sequence.num_computed, budget)
+            num_new = len(sequence.token_ids) - sequence.num_computed
             if not num_new:  # Its next token is under way in another step.
                 index += 1
                 continue
+            num_new = min(num_new, budget)
             while not self._hold(sequence, sequence.num_computed + num_new):
                 has_preempted = True
                 victim = max(running, key=lambda s: s.rank)
@@ -294,15 +291,25 @@ class ContinuousBatcher:
 
     def _commit(self, num_new_tokens: dict[BatchedSequence, int]) -> Step:
         sampling: list[BatchedSequence] = []
-        num_prefill_tokens = num_decode_seqs = context_tokens = 0
+        prefill_tokens = prefill_context = prefill_pairs = num_decode = decode_context = 0
         for sequence, num_new in num_new_tokens.items():
             num_computed = sequence.num_computed = sequence.num_computed + num_new
             sequence.num_under_way += 1
-            context_tokens += num_computed
             if num_new == 1:
-                num_decode_seqs += 1
+                num_decode += 1
+                decode_context += num_computed
             else:
-                num_prefill_tokens += num_new
+                prefill_tokens += num_new
+                prefill_context += num_computed
+                prefill_pairs += num_new * num_computed - num_new * (num_new - 1) // 2
             if num_computed == len(sequence.token_ids):
                 sampling.append(sequence)
-        return Step(num_new_tokens, sampling, num_prefill_tokens, num_decode_seqs, context_tokens)
+        work = StepWork(
+            num_prefill_tokens=prefill_tokens,
+            num_decode_seqs=num_decode,
+            prefill_context_tokens=prefill_context,
+            decode_context_tokens=decode_context,
+            prefill_pairs=prefill_pairs,
+            num_seqs=len(num_new_tokens),
+        )
+        return Step(num_new_tokens, sampling, work)

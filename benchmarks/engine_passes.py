@@ -1,0 +1,80 @@
+"""Measures passes of vLLM on this CPU, for `placement_truth_cpu`: one process per engine.
+
+    python -m benchmarks.engine_passes OUT.jsonl STAGES BATCHxPROMPT...
+
+Writes the notes of `timed_worker`, and one of its own as each case begins and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+
+from server.demo_model import ensure_demo_model
+from spot.engines.vllm_compat.environment import apply_default_environment
+
+OUTPUT_TOKENS = 32
+_MAX_TOKENS_PER_PASS = 8192
+
+
+def main(out: str, stages: int, cases: list[tuple[int, int]]) -> None:
+    os.environ.update(
+        {
+            "SHUNTYARD_PASS_TIMES": out,
+            "OMP_NUM_THREADS": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        }
+    )
+    apply_default_environment()
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=str(ensure_demo_model()),
+        dtype="bfloat16",
+        max_model_len=2048,
+        max_num_seqs=32,
+        max_num_batched_tokens=_MAX_TOKENS_PER_PASS,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        async_scheduling=False,
+        disable_log_stats=True,
+        pipeline_parallel_size=stages,
+        distributed_executor_backend="mp",
+        worker_cls="placement.calibration.timed_worker.TimedCPUWorker",
+    )
+    sampling = SamplingParams(
+        temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False
+    )
+    words = random.Random(4)
+    for batch, prompt in [(1, 64), *cases]:
+        prompts = [
+            {"prompt_token_ids": [words.randrange(1000, 40000) for _ in range(prompt)]}
+            for _ in range(batch)
+        ]
+        begun = time.perf_counter()
+        llm.generate(prompts, sampling, use_tqdm=False)
+        note = {
+            "what": "case",
+            "batch": batch,
+            "prompt": prompt,
+            "begun_s": begun,
+            "wall_s": time.perf_counter() - begun,
+        }
+        with open(out, "a", encoding="utf-8") as file:
+            file.write(json.dumps(note) + "\n")
+        print(f"{batch} x {prompt}: {note['wall_s']:.1f} s", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(
+        sys.argv[1],
+        int(sys.argv[2]),
+        [(int(one.split("x")[0]), int(one.split("x")[1])) for one in sys.argv[3:]],
+    )
+    sys.stdout.flush()
+    os._exit(0)  # vLLM's own end on a CPU takes long, and complains

@@ -1,0 +1,39 @@
+"""How long a search may take, and whom it tells how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from placement.errors import Infeasible
+
+# Told the best value so far, and what no fleet can exceed.
+OnProgress = Callable[[float, float], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Clock:
+    """Time left, and whom to tell of progress: the best value so far and its bound."""
+
+    time_limit_s: float
+    on_progress: OnProgress | None = None
+    started_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def passed_s(self) -> float:
+        return time.perf_counter() - self.started_s
+
+    def is_over(self) -> bool:
+        return self.passed_s > self.time_limit_s
+
+    def tell(self, value: float, bound: float) -> None:
+        if self.on_progress is not None:
+            self.on_progress(value, bound)
+
+
+def nothing_meets(clock: Clock) -> Infeasible:
+    """The error where machines hold the model and yet no fleet meets the goal."""
+    if clock.is_over():
+        return Infeasible(f"no fleet was found in {clock.time_limit_s:.0f} s")
+    return Infeasible("no fleet of these offers meets the goal")

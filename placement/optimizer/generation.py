@@ -1,0 +1,150 @@
+"""Column generation: fleets over sets of machines too many to list.
+
+The fleet's program without integrality is solved over the columns known; its duals put a price on
+each class of machines and a worth on each request per second, and the search for pipelines either
+finds a column that is worth more than its machines, or proves that there is none. Then the
+program's value bounds every fleet. The best integral fleet of the columns known is the answer.
+
+Shares of markets and zones change what a request is worth, by the machines that a pipeline uses:
+columns are sought in pools of classes, in each of which the worth is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from placement.optimizer.cluster import Cluster
+from placement.optimizer.columns import Column
+from placement.optimizer.fleet import Packing, make_packing
+from placement.optimizer.pricing import best_ratio
+from placement.optimizer.programs import Solution, solve_program
+from placement.roofline import Array
+
+# Columns are sought until no ratio of worth to cost exceeds 1 by more than this.
+_TOLERANCE = 1e-9
+# Classes without a dual price cost this share of the mean, so that ratios stay finite.
+_LEAST_COST = 1e-7
+_MAX_ROUNDS = 200
+_GREEDY_TOLERANCE = 0.02
+
+
+@dataclass(slots=True)
+class Pool:
+    """Columns found so far, one for each set of machines."""
+
+    cluster: Cluster
+    columns: dict[tuple[int, ...], Column] = field(default_factory=dict)
+
+    def add(self, columns: list[Column]) -> int:
+        """How many of them are new or better."""
+        num = 0
+        for column in columns:
+            key = column.counts(len(self.cluster.classes))
+            if key not in self.columns or column.rps > self.columns[key].rps * (1 + _TOLERANCE):
+                self.columns[key] = column
+                num += 1
+        return num
+
+    @property
+    def packing(self) -> Packing:
+        return make_packing(self.cluster, list(self.columns.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """What a fleet is worth: Σ (rps_worth · rps − price_worth · price)."""
+
+    rps_worth: float
+    price_worth: float
+
+    def profit(self, packing: Packing) -> Array:
+        return self.rps_worth * packing.rps - self.price_worth * packing.price
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxed:
+    """bound: no fleet is worth more. costs: [class], duals that prove it: no pipeline's throughput
+    is worth more than its machines cost, at `worth` for a request per second."""
+
+    bound: float
+    costs: Array
+    worth: float
+
+
+def greedy_columns(cluster: Cluster, is_over: Callable[[], bool]) -> list[Column]:
+    """The best pipelines per dollar, one after another until the machines are used up."""
+    counts = cluster.counts.copy()
+    columns: list[Column] = []
+    while not is_over():
+        priced = best_ratio(
+            cluster, counts, cluster.prices, tolerance=_GREEDY_TOLERANCE, is_over=is_over
+        )
+        if not priced.columns:
+            break
+        columns += priced.columns
+        used = np.array(priced.columns[-1].counts(len(counts)))
+        taken = used > 0
+        counts = counts - used * int((counts[taken] // used[taken]).min())
+    return columns
+
+
+def generate(
+    pool: Pool, aim: Aim, *, tolerance: float = _TOLERANCE, is_over: Callable[[], bool]
+) -> Relaxed | None:
+    """Add columns until none can help; None where the columns known meet no limits of the goal."""
+    best: Relaxed | None = None
+    for _ in range(_MAX_ROUNDS):
+        packing = pool.packing
+        solution = solve_program(packing.program(aim.profit(packing)), is_integer=False)
+        if solution is None:
+            return best
+        relaxed, num_new = _improve(pool, packing, solution, aim, tolerance, is_over)
+        if best is None or relaxed.bound < best.bound:
+            best = relaxed
+        if num_new == 0 or is_over():
+            break
+        if best.bound <= solution.value + tolerance * abs(solution.value):
+            break
+    return best
+
+
+def _improve(
+    pool: Pool,
+    packing: Packing,
+    solution: Solution,
+    aim: Aim,
+    tolerance: float,
+    is_over: Callable[[], bool],
+) -> tuple[Relaxed, int]:
+    """One round of pricing in every pool of classes: the bound, and how many columns are new."""
+    cluster = pool.cluster
+    duals = packing.duals(solution)
+    costs = np.maximum(duals.counts, 0) + (aim.price_worth + duals.price) * cluster.prices
+    floored = np.maximum(costs, _LEAST_COST * max(float(costs.mean()), 1e-300))
+    num_new, excess, most_worth = 0, 1.0, 0.0
+    for classes, worth in duals.pools(cluster, aim.rps_worth):
+        if worth <= 0:
+            continue
+        most_worth = max(most_worth, worth)
+        priced = best_ratio(
+            cluster,
+            np.where(classes, cluster.counts, 0),
+            floored,
+            floor=1 / worth,
+            tolerance=tolerance,
+            cap_rps=np.inf if aim.rps_worth else cluster.goal.load_rps or np.inf,
+            is_over=is_over,
+        )
+        num_new += pool.add(priced.columns)
+        excess = max(excess, priced.bound * worth)
+    slack = float(cluster.counts @ (excess * floored - costs))
+    if aim.rps_worth == 0 and not duals.on_demand and not any(duals.zones.values()):
+        # All worth is the load's: it may be lowered instead of costs raised.
+        slack = min(
+            slack, duals.load * (1 - 1 / excess) + float(cluster.counts @ (floored - costs))
+        )
+    bound = solution.value + slack
+    return Relaxed(bound=bound, costs=excess * floored, worth=most_worth), num_new

@@ -1,0 +1,214 @@
+"""The cheapest machines that hold a model: a knapsack cover with places.
+
+table[state, stages, box, j] is the least cost of machines that hold j layers or more; the state
+says with two bits whether a first and a last machine are among them. Where the depth of the
+pipeline does not matter, stages are not counted (the axis has one entry).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.optimizer.capacity import (
+    FIRST,
+    LAST,
+    MIDDLE,
+    NUM_PLACES,
+    ONLY,
+    StageLayers,
+    counted_layers,
+    machine_layers,
+)
+from placement.optimizer.places import BEFORE, DONE, Machine, in_order
+from placement.optimizer.rates import Ints, Rates
+from placement.roofline import Array
+
+# Boxes whose tables are held at once, in entries.
+_MAX_ENTRIES = 4_000_000
+# States from which a machine in each place may be added, and to which it leads (as in `BEFORE`).
+_FROM = {MIDDLE: slice(None), FIRST: slice(0, None, 2), LAST: slice(0, 2)}
+_TO = {MIDDLE: slice(None), FIRST: slice(1, None, 2), LAST: slice(2, None)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheapestMachines:
+    """All sets of machines of a cluster, with a price for each class. One group only.
+
+    counts, prices, shapes: [class]; shapes holds the index of the class's shape.
+    """
+
+    counts: Ints
+    prices: Array
+    shapes: Ints
+    num_layers: int
+
+    @property
+    def is_given(self) -> bool:
+        return False
+
+    def counts_of(self, group: int) -> Ints:
+        del group
+        return self.counts
+
+    def used(self, groups: Ints) -> NDArray[np.bool_]:
+        """[box, shape]: the shapes of which there is a machine."""
+        used = np.zeros(int(self.shapes.max()) + 1, dtype=bool)
+        used[self.shapes[self.counts > 0]] = True
+        return np.tile(used, (len(groups), 1))
+
+    def cost(self, groups: Ints, rates: Rates, stages: StageLayers, limit: Array) -> Array:
+        """[box]: the least price of machines that hold all layers.
+
+        Where it exceeds `limit` for any number of stages, stages are not counted.
+        """
+        held = machine_layers(rates, stages)
+        free = self._quick_cost(held)
+        rows = np.flatnonzero(free <= limit)
+        if len(rows):
+            free[rows] = self._free_cost(held[rows][:, :, None])
+        if rates.depth is None:
+            return free
+        rows = np.flatnonzero(free <= limit)
+        if len(rows):
+            counted = counted_layers(rates, stages.take(rows), rates.depth)
+            free[rows] = self._counted_cost(counted, rates.depth)
+        return free
+
+    def machines(self, group: int, rates: Rates, stages: StageLayers) -> list[Machine]:
+        """The machines of `cost` of one box."""
+        del group
+        if rates.depth is None:
+            return self._cheapest(machine_layers(rates, stages)[:, :, None], 0)
+        return self._cheapest(counted_layers(rates, stages, rates.depth), rates.depth)
+
+    def _quick_cost(self, held: Array) -> Array:
+        """[box]: a lower bound: the two ends may be machines that are in the middle as well."""
+        table = np.full((len(held), self.num_layers + 1), np.inf)
+        table[:, 0] = 0.0
+        layers = np.arange(self.num_layers + 1)
+        start = np.arange(len(held))[:, None] * len(layers)
+        for column, size in self._bundles(0):
+            middle = np.maximum(held[:, MIDDLE, self.shapes[column], None], 0).astype(np.int64)
+            before = start + np.maximum(layers - size * middle, 0)
+            table = np.minimum(table, table.reshape(-1)[before] + size * self.prices[column])
+        first, last = held[:, FIRST][:, self.shapes], held[:, LAST][:, self.shapes]
+        first = np.where(self.counts > 0, first, -np.inf)
+        last = np.where(self.counts > 0, last, -np.inf)
+        rest = self.num_layers - first[:, :, None] - last[:, None, :]
+        index = np.clip(rest, 0, self.num_layers).astype(np.int64)
+        chain = table.reshape(-1)[start[:, :, None] + index] + np.add.outer(
+            self.prices, self.prices
+        )
+        chain = np.where(np.isfinite(rest), chain, np.inf).min(axis=(1, 2))
+        return np.asarray(np.minimum(chain, self._cost_alone(held[:, :, None], 0)))
+
+    def _free_cost(self, held: Array) -> Array:
+        table = self._start(len(held), 0)
+        for column, size in self._bundles(0):
+            table = self._add(table, held[..., self.shapes[column]], column, size, 0)
+        return np.asarray(np.minimum(table[DONE, 0, :, -1], self._cost_alone(held, 0)))
+
+    def _counted_cost(self, held: Array, depth: int) -> Array:
+        costs = []
+        num = max(1, _MAX_ENTRIES // (NUM_PLACES * (depth + 1) * (self.num_layers + 1)))
+        for begin in range(0, len(held), num):
+            part = held[begin : begin + num]
+            table = self._start(len(part), depth)
+            for column, size in self._bundles(depth):
+                table = self._add(table, part[..., self.shapes[column]], column, size, depth)
+            costs.append(np.minimum(table[DONE, depth, :, -1], self._cost_alone(part, depth)))
+        return np.concatenate(costs)
+
+    def _cost_alone(self, held: Array, depth: int) -> Array:
+        """[box]: the least price of a machine that holds all layers without others."""
+        return np.asarray(self._alone(held, depth).min(axis=1))
+
+    def _alone(self, held: Array, depth: int) -> Array:
+        """[box, class]: the price of one machine where it holds all layers, else ∞."""
+        if depth > held.shape[2]:
+            return np.full((len(held), len(self.counts)), np.inf)
+        holds = held[:, ONLY, max(depth - 1, 0)][:, self.shapes] >= self.num_layers
+        return np.where(holds & (self.counts > 0), self.prices, np.inf)
+
+    def _bundles(self, depth: int) -> Iterator[tuple[int, int]]:
+        """(class, machines) to be taken as one; more than one only in the middle.
+
+        Any number of machines is a sum of bundles: two that may take any place, and powers of two
+        of the rest. Where stages are counted, machines of a class may differ, and come singly.
+        More machines of a class than there are layers or stages are never of use.
+        """
+        for column, count in enumerate(self.counts):
+            rest = min(int(count), depth or self.num_layers)
+            singles = rest if depth else min(rest, 2)
+            yield from [(column, 1)] * singles
+            rest, power = rest - singles, 1
+            while rest > 0:
+                yield column, min(power, rest)
+                rest -= power
+                power *= 2
+
+    def _start(self, num: int, depth: int) -> Array:
+        table = np.full((NUM_PLACES, depth + 1, num, self.num_layers + 1), np.inf)
+        table[0, 0, :, 0] = 0.0
+        return table
+
+    def _add(self, table: Array, held: Array, column: int, size: int, depth: int) -> Array:
+        """The table with one more bundle. held: [box, place, stages − 1], layers of a machine."""
+        new = table.copy()
+        flat = table.reshape(*table.shape[:2], -1)
+        price = size * self.prices[column]
+        num_layers = self.num_layers + 1
+        layers = np.arange(num_layers)
+        rows = np.arange(len(held))[:, None] * num_layers
+        fits = held >= 1
+        more = (size * np.where(fits, held, 0)).astype(np.int64)
+        bought = np.where(fits, price, np.inf)
+        is_way = np.asarray(fits.any(axis=0))
+        for place, index in self._ways(held.shape[2], size):
+            num = index + 1 if depth else 0
+            if not is_way[place, index] or num > depth:
+                continue
+            before = rows + np.maximum(layers - more[:, place, index, None], 0)
+            option = flat[_FROM[place], : depth + 1 - num][..., before]
+            option += bought[:, place, index, None]
+            after = new[_TO[place], num:]
+            np.minimum(after, option, out=after)
+        return new
+
+    def _ways(self, max_stages: int, size: int) -> Iterator[tuple[int, int]]:
+        """(place, stages − 1) in which a bundle may be taken."""
+        for place in BEFORE if size == 1 else (MIDDLE,):
+            for index in range(max_stages):
+                yield place, index
+
+    def _cheapest(self, held: Array, depth: int) -> list[Machine]:
+        """The machines on the way to the least cost of one box, by the tables gone back."""
+        tables = [self._start(1, depth)]
+        bundles = list(self._bundles(depth))
+        for column, size in bundles:
+            one = held[..., self.shapes[column]]
+            tables.append(self._add(tables[-1], one, column, size, depth))
+        alone = self._alone(held, depth)[0]
+        if alone.min() < tables[-1][DONE, depth, 0, -1]:
+            return [Machine(int(alone.argmin()), ONLY, depth or None)]
+        state, left, need = DONE, depth, self.num_layers
+        chosen: list[Machine] = []
+        for (column, size), table in zip(reversed(bundles), reversed(tables[:-1]), strict=True):
+            best, taken = table[state, left, 0, need], None
+            for place, index in self._ways(held.shape[2], size):
+                more = held[0, place, index, self.shapes[column]]
+                num = index + 1 if depth else 0
+                if more < 1 or state & place != place or num > left:
+                    continue
+                way = (state & ~place, left - num, max(need - int(size * more), 0))
+                cost = table[way[0], way[1], 0, way[2]] + size * self.prices[column]
+                if cost < best:
+                    best, taken = cost, (place, num, way)
+            if taken is not None:
+                place, num, (state, left, need) = taken
+                chosen += [Machine(column, place, num or None)] * size
+        return in_order(chosen)

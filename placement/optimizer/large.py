@@ -1,0 +1,143 @@
+"""Fleets of clusters with too many sets of machines to list: column generation, aim by aim."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from placement.optimizer.clock import Clock, nothing_meets
+from placement.optimizer.cluster import Cluster
+from placement.optimizer.columns import Chosen, found_columns, search_sets
+from placement.optimizer.fleet import Fleet, best_fleet
+from placement.optimizer.generation import Aim, Pool, Relaxed, generate, greedy_columns
+from placement.optimizer.pricing import best_ratio
+
+# Columns are sought to these shares of the bound, one after another; the next only as long as the
+# gap is not closed.
+_TOLERANCES = (1e-2, 1e-3)
+_CLOSED = 1e-9
+_MAX_RATIO_STEPS = 20
+# With so many sets of machines or fewer, those that could close the gap are searched one by one.
+_MAX_CLOSED = 2000
+
+
+class Generation:
+    """A fleet by column generation: `run` answers with it and its bound."""
+
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self.cluster = cluster
+        self.clock = clock
+        self.pool = Pool(cluster)
+        self.fleet: Fleet | None = None
+
+    def run(self) -> tuple[Chosen, Fleet]:
+        self.pool.add(greedy_columns(self.cluster, self.clock.is_over))
+        objective = self.cluster.goal.objective
+        if objective == "throughput":
+            bound = self._linear(Aim(rps_worth=1.0, price_worth=0.0), sign=1)
+        elif objective == "cost-for-load":
+            self._reach_load()
+            bound = self._linear(Aim(rps_worth=0.0, price_worth=1.0), sign=-1)
+        else:
+            self._reach_load()
+            bound = self._ratio()
+        fleet = best_fleet(self.pool.packing)
+        if fleet is None:
+            raise nothing_meets(self.clock)
+        is_lower = objective == "cost-for-load"
+        proven = min(bound, fleet.value) if is_lower else max(bound, fleet.value)
+        columns = list(self.pool.columns.values())
+        return list(zip(columns, fleet.numbers, strict=True)), replace(fleet, bound=proven)
+
+    def _linear(self, aim: Aim, *, sign: int) -> float:
+        """The bound of a linear objective, columns for it generated on the way.
+
+        sign: −1 where the aim is to lose little: its bound is that of a cost.
+        """
+        bound = np.inf
+        relaxed = None
+        for tolerance in _TOLERANCES:
+            found = generate(self.pool, aim, tolerance=tolerance, is_over=self.clock.is_over)
+            fleet = best_fleet(self.pool.packing)
+            if found is None:
+                break
+            if found.bound < bound:
+                bound, relaxed = found.bound, found
+            if fleet is not None:
+                self.clock.tell(fleet.value, sign * bound)
+                if bound - sign * fleet.value <= _CLOSED * abs(bound) or self.clock.is_over():
+                    break
+                if relaxed is not None and self._close(aim, relaxed, sign * fleet.value):
+                    closed = best_fleet(self.pool.packing)
+                    assert closed is not None, "there was one before"
+                    return closed.value
+        return sign * bound
+
+    def _close(self, aim: Aim, relaxed: Relaxed, worth: float) -> bool:
+        """Find every column that a better fleet could have; whether all were.
+
+        A fleet's worth is the bound less what its columns cost more than they are worth. So one of
+        a better fleet costs at most the gap more.
+        """
+        cluster = self.cluster
+        if cluster.num_sets() > _MAX_CLOSED or cluster.goal.max_zone_share < 1:
+            return False
+        if cluster.goal.on_demand_share > 0 or not aim.rps_worth:
+            return False
+        sets = cluster.sets()
+        floor = (sets @ relaxed.costs - (relaxed.bound - worth)) / relaxed.worth
+        search = search_sets(cluster, sets, np.maximum(floor * (1 - 1e-9), 0.0))
+        for rates in cluster.rates():
+            search.run(rates, is_over=self.clock.is_over)
+        self.pool.add(found_columns(cluster, search, range(len(sets))))
+        return not self.clock.is_over()
+
+    def _reach_load(self) -> None:
+        """Generate columns for throughput until a fleet meets the goal's limits.
+
+        Raises Infeasible if the bound says that none does.
+        """
+        goal = self.cluster.goal
+        if best_fleet(self.pool.packing) is not None or goal.load_rps is None:
+            return
+        without = Generation(
+            replace(self.cluster, goal=replace(goal, objective="throughput", load_rps=None)),
+            self.clock,
+        )
+        without.pool = self.pool
+        without._linear(Aim(rps_worth=1.0, price_worth=0.0), sign=1)
+
+    def _ratio(self) -> float:
+        """Throughput per dollar under limits: Dinkelbach's steps, each with columns generated."""
+        cluster = self.cluster
+        free = best_ratio(cluster, cluster.counts, cluster.prices, is_over=self.clock.is_over)
+        self.pool.add(free.columns)
+        bound = free.bound
+        fleet = best_fleet(self.pool.packing)
+        for _ in range(_MAX_RATIO_STEPS):
+            if fleet is None:
+                break
+            aim = Aim(rps_worth=1.0, price_worth=fleet.value)
+            gain = self._linear(aim, sign=1) if False else self._gain(aim)
+            bound = min(bound, fleet.value + gain / self._least_price(free.bound))
+            better = best_fleet(self.pool.packing)
+            assert better is not None, "there was one before"
+            self.clock.tell(better.value, bound)
+            if better.value <= fleet.value * (1 + _CLOSED) or self.clock.is_over():
+                break
+            fleet = better
+        return bound
+
+    def _gain(self, aim: Aim) -> float:
+        """No fleet is worth more at this ratio."""
+        found = None
+        for tolerance in _TOLERANCES:
+            found = generate(self.pool, aim, tolerance=tolerance, is_over=self.clock.is_over)
+        return np.inf if found is None else max(found.bound, 0.0)
+
+    def _least_price(self, most_ratio: float) -> float:
+        """No fleet that meets the goal is cheaper."""
+        load = self.cluster.goal.load_rps
+        cheapest = float(self.cluster.prices.min())
+        return max(cheapest, load / most_ratio) if load is not None else cheapest

@@ -1,0 +1,78 @@
+"""Machines that are alike for the search: same shape, same price, same risk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from placement.errors import InvalidInput
+from placement.hardware import Offer, Shape
+from placement.plan import Goal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineClass:
+    """Machines that no objective or constraint of the goal tells apart.
+
+    offers: what they are rented as. price_usd_per_hour and interruptions_per_hour: of one machine.
+    is_spot, zone: False and "" where the goal does not ask.
+    """
+
+    shape: Shape
+    offers: tuple[Offer, ...]
+    price_usd_per_hour: float
+    interruptions_per_hour: float
+    is_spot: bool
+    zone: str
+
+    @property
+    def count(self) -> int:
+        return sum(offer.count for offer in self.offers)
+
+    def rent(self, taken: Sequence[Offer] = ()) -> Iterator[Offer]:
+        """An offer for each machine, one after another, but for those that are taken."""
+        for offer in self.offers:
+            for _ in range(offer.count - taken.count(offer)):
+                yield offer
+
+
+def check_offers(offers: Sequence[Offer]) -> None:
+    """Raises InvalidInput, naming the offer, for counts and prices that mean nothing."""
+    if not any(offer.count > 0 for offer in offers):
+        raise InvalidInput("offers", "there is no machine among them")
+    for index, offer in enumerate(offers):
+        if offer.count < 0:
+            raise InvalidInput(f"offers.{index}.count", "must not be negative")
+        if not offer.price_usd_per_hour > 0:
+            raise InvalidInput(f"offers.{index}.price_usd_per_hour", "must be positive")
+        if not offer.interruptions_per_hour >= 0:
+            raise InvalidInput(f"offers.{index}.interruptions_per_hour", "must not be negative")
+        if offer.market not in ("spot", "on_demand"):
+            raise InvalidInput(f"offers.{index}.market", "must be spot or on_demand")
+
+
+def merge_offers(offers: Sequence[Offer], goal: Goal) -> list[MachineClass]:
+    """Classes of machines, in the order in which the offers first name them."""
+    has_market, has_zones = goal.on_demand_share > 0, goal.max_zone_share < 1
+    groups: dict[tuple[Shape, float, float, bool, str], list[Offer]] = {}
+    for offer in offers:
+        if offer.count > 0:
+            key = (
+                offer.shape,
+                offer.price_usd_per_hour,
+                offer.interruptions_per_hour,
+                has_market and offer.market == "spot",
+                offer.zone if has_zones else "",
+            )
+            groups.setdefault(key, []).append(offer)
+    return [
+        MachineClass(
+            shape=shape,
+            offers=tuple(group),
+            price_usd_per_hour=price,
+            interruptions_per_hour=rate,
+            is_spot=is_spot,
+            zone=zone,
+        )
+        for (shape, price, rate, is_spot, zone), group in groups.items()
+    ]

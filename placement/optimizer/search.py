@@ -1,0 +1,328 @@
+"""Branch and bound over batches and limits of a stage's time.
+
+Any pipeline whose batch and largest stage times lie in a box has a throughput of at most
+1 / Σ_r least θ_r, and its machines hold no more layers than they do at the largest θ, the least
+memory and the least times of the box. So the cheapest machines that hold the model there bound the
+value of all of them. At one batch the machines found do hold the model within the largest θ, and
+reach 1 / Σ_r most θ_r. Both bounds meet when the ranges have shrunk to one possible stage time.
+
+Nothing is assumed of how times depend on the batch: minima over ranges are looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.estimator import Stage
+from placement.optimizer.arrangements import Arrangement, Arranger
+from placement.optimizer.assembly import assemble
+from placement.optimizer.boxes import (
+    Boxes,
+    is_no_better,
+    join,
+    largest_times,
+    smallest_times,
+    split,
+    whole,
+)
+from placement.optimizer.capacity import SLACK, StageLayers, stage_layers
+from placement.optimizer.latency import LatencyLimits
+from placement.optimizer.places import Machine
+from placement.optimizer.rates import Ints, Rates
+from placement.roofline import Array
+
+# Values are equal within this share; bounds are proven up to it.
+TOLERANCE = 1e-9
+_BOXES_PER_ROUND = 512
+# A round costs hardly more for so many boxes than for one.
+_BOXES_WORTHWHILE = 64
+# Ranges of batches in which a pipeline is sought, not only a bound.
+_TRIALS_PER_ROUND = 24
+
+
+class Covers(Protocol):
+    """Sets of machines that may hold the model, and what they cost."""
+
+    @property
+    def shapes(self) -> Ints:
+        """[class]: index of its shape."""
+        ...
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a group is one set of machines; else it is all sets of some."""
+        ...
+
+    def counts_of(self, group: int) -> Ints:
+        """[class]: the machines that a group may use."""
+        ...
+
+    def used(self, group: Ints) -> NDArray[np.bool_]:
+        """[box, shape]: which shapes the group of the box may use."""
+        ...
+
+    def cost(self, group: Ints, rates: Rates, stages: StageLayers, limit: Array) -> Array:
+        """[box]: the least cost of machines that hold all layers; ∞ where none do.
+
+        Where it exceeds `limit`, any lower bound that does so will do.
+        """
+        ...
+
+    def machines(self, group: int, rates: Rates, stages: StageLayers) -> list[Machine]:
+        """The machines of that cost in the one box that `stages` are of, first to last."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where the best value of a group was found: batch and limits of the stages' times."""
+
+    rates: Rates
+    batch: int
+    limits: Array
+    found: Arrangement | None = None
+
+
+class Search:
+    """The best value = gain · throughput / cost of each group, over all calls of `run`.
+
+    gain: [group]. floor: [group], values up to which nothing is of interest.
+    best, bound: [group]; bound is proven once all depths have run, and holds if they were cut off.
+    points: where the best of each group is. trail: all that were best once, the last ones last.
+    """
+
+    def __init__(
+        self,
+        covers: Covers,
+        gain: Array,
+        *,
+        floor: Array | None = None,
+        latency: LatencyLimits | None = None,
+        tolerance: float = TOLERANCE,
+        cap_rps: float = np.inf,
+        is_joint: bool = False,
+    ) -> None:
+        self.covers = covers
+        self.latency = latency
+        self.tolerance = tolerance
+        self.cap_rps = cap_rps
+        self.is_joint = is_joint
+        self.gain = gain
+        self.floor = np.zeros(len(gain)) if floor is None else floor
+        self.best = np.zeros(len(gain))
+        self.bound = np.zeros(len(gain))
+        self.points: list[Point | None] = [None] * len(gain)
+        self.trail: list[Point] = []
+        self.num_boxes = 0
+
+    def run(
+        self,
+        rates: Rates,
+        groups: Ints | None = None,
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Search all pipelines of one depth. is_over: asked between rounds whether to stop."""
+        if rates.max_batch < 1:
+            return
+        boxes = whole(rates, np.arange(len(self.gain)) if groups is None else groups)
+        while len(boxes):
+            bounds = self._bounds(boxes)
+            if is_over():
+                np.maximum.at(self.bound, boxes.group, bounds)
+                break
+            chosen = _highest(bounds, _BOXES_PER_ROUND)
+            new = self._round(rates, boxes.take(chosen))
+            boxes = join([boxes.take(~chosen), new])
+            boxes = boxes.take(self._is_open(boxes))
+        reached = np.maximum(self.best, self.floor) * (1 + self._given_away)
+        self.bound = np.maximum(self.bound, reached)
+
+    @property
+    def _given_away(self) -> float:
+        """How much more than the best, as a share, was not sought: none if only for rounding."""
+        return self.tolerance if self.tolerance > TOLERANCE else 0.0
+
+    def _reached(self, boxes: Boxes) -> Array:
+        """[box]: the value that a pipeline of the box has to exceed."""
+        reached = np.maximum(self.best, self.floor)[boxes.group]
+        return np.maximum(reached, self.best.max()) if self.is_joint else reached
+
+    def _bounds(self, boxes: Boxes) -> Array:
+        rate = np.minimum(boxes.rate_bound, self.cap_rps)
+        with np.errstate(over="ignore"):
+            return np.asarray(self.gain[boxes.group] * boxes.factor * rate / boxes.cost)
+
+    def _is_open(self, boxes: Boxes) -> NDArray[np.bool_]:
+        return self._bounds(boxes) > self._reached(boxes) * (1 + self.tolerance)
+
+    def _round(self, rates: Rates, boxes: Boxes) -> Boxes:
+        """The halves of the boxes, as far as they are still open."""
+        self.num_boxes += len(boxes)
+        boxes = self._clip(boxes)
+        is_single = boxes.low == boxes.high
+        single = self._visit_single(rates, boxes.take(is_single))
+        ranges = self._visit_ranges(rates, boxes.take(~is_single))
+        kept = join([single, ranges])
+        parts = split(kept.take(self._is_open(kept)))
+        while 0 < len(parts) < _BOXES_WORTHWHILE:
+            parts = split(parts)
+        return parts.take(self._is_open(parts))
+
+    def _clip(self, boxes: Boxes) -> Boxes:
+        """Boxes without the limits that leave no room for a better value.
+
+        Better means Σ θ below gain / (cost · best), so one θ is below that less the others' least.
+        """
+        with np.errstate(divide="ignore", over="ignore"):
+            gain = self.gain[boxes.group] * boxes.factor
+            room = gain / (boxes.cost * self._reached(boxes))
+        others = boxes.least.sum(axis=1, keepdims=True) - boxes.least
+        return replace(boxes, most=np.minimum(boxes.most, room[:, None] - others))
+
+    def _visit_single(self, rates: Rates, boxes: Boxes) -> Boxes:
+        """Boxes of one batch: their limits drawn in to stage times that are possible."""
+        boxes, stages = self._weigh(rates, boxes)
+        if not len(boxes):
+            return boxes
+        used = self.covers.used(boxes.group)
+        boxes = replace(
+            boxes,
+            most=np.minimum(boxes.most, largest_times(stages, used)),
+            least=np.maximum(boxes.least, smallest_times(stages, used, boxes.least)),
+        )
+        if self.latency is None or not self.latency.has_sums:
+            self._record(rates, boxes, boxes.cost)
+        else:
+            boxes = self._drop_closed(self._arrange(rates, boxes, stages))
+        # Limits between two possible times that are neighbours hold nothing.
+        is_open = np.asarray((boxes.least <= boxes.most * (1 + SLACK)).all(axis=1))
+        return boxes.take(is_open)
+
+    def _visit_ranges(self, rates: Rates, boxes: Boxes) -> Boxes:
+        """Boxes of several batches. Where the largest can do all that any can, only it stays."""
+        boxes, any_batch = self._weigh(rates, boxes)
+        if not len(boxes):
+            return boxes
+        largest = stage_layers(rates, boxes.high, boxes.high, boxes.most)
+        used = self.covers.used(boxes.group)
+        if self.latency is None:
+            top = np.flatnonzero(_highest(self._bounds(boxes), _TRIALS_PER_ROUND))
+            tried, held = boxes.take(top), largest.take(top)
+            cost = self._cost(rates, tried, held)
+            # Above the limit it may be a bound that no machines reach.
+            cost = np.where(cost <= self._limit(tried), cost, np.inf)
+            most = np.minimum(tried.most, largest_times(held, used[top]))
+            self._record(rates, replace(tried, most=most), cost)
+        is_same = is_no_better(any_batch, largest, used)
+        if self.latency is not None:
+            is_same[:] = False
+        return replace(boxes, low=np.where(is_same, boxes.high, boxes.low))
+
+    def _weigh(self, rates: Rates, boxes: Boxes) -> tuple[Boxes, StageLayers]:
+        """Boxes that are open once their cost and latency are bounded, with their stages."""
+        stages = stage_layers(rates, boxes.low, boxes.high, boxes.most)
+        boxes = replace(boxes, cost=np.maximum(self._cost(rates, boxes, stages), boxes.cost))
+        if self.latency is not None:
+            factor = self.latency.bound(boxes, rates, stages, self.covers.used(boxes.group))
+            boxes = replace(boxes, factor=np.minimum(boxes.factor, factor))
+        is_open = np.flatnonzero(self._is_open(boxes))
+        return boxes.take(is_open), stages.take(is_open)
+
+    def _cost(self, rates: Rates, boxes: Boxes, stages: StageLayers) -> Array:
+        """Of the covers, as far as a box is worth it."""
+        return self.covers.cost(boxes.group, rates, stages, self._limit(boxes))
+
+    def _limit(self, boxes: Boxes) -> Array:
+        """[box]: machines that cost more are of no interest."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.gain[boxes.group] * boxes.rate_bound / self._reached(boxes))
+
+    def _record(self, rates: Rates, boxes: Boxes, cost: Array) -> None:
+        """Machines found hold the model at the largest batch, within the largest limits."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = np.minimum(1 / boxes.most.sum(axis=1), self.cap_rps)
+            value = np.where(np.isfinite(cost), self.gain[boxes.group] * rate / cost, 0.0)
+        if self.latency is not None:
+            value = value * self.latency.batch_factor(boxes.high, boxes.most)
+        for row in np.argsort(-value):
+            self._keep(float(value[row]), boxes, int(row), rates)
+
+    def _keep(
+        self, value: float, boxes: Boxes, row: int, rates: Rates, found: Arrangement | None = None
+    ) -> None:
+        group = int(boxes.group[row])
+        if value > max(self.best[group], self.floor[group]):
+            self.best[group] = value
+            point = Point(rates, int(boxes.high[row]), boxes.most[row].copy(), found)
+            self.points[group] = point
+            self.trail.append(point)
+
+    def _arrange(self, rates: Rates, boxes: Boxes, stages: StageLayers) -> Boxes:
+        """Boxes of one batch, the sums of their latencies made exact where machines are given.
+
+        Where the cheapest are sought, they are tried in a few boxes; others might be faster.
+        """
+        latency = self.latency
+        assert latency is not None
+        shares = latency.part_shares(stages.times, boxes.low)
+        factor = boxes.factor.copy()
+        by_batch = latency.batch_factor(boxes.high, boxes.most)
+        is_given = self.covers.is_given
+        for row in np.argsort(-self._bounds(boxes))[: None if is_given else _TRIALS_PER_ROUND]:
+            one = np.array([row])
+            if not self._is_open(boxes.take(one))[0]:
+                factor[row] = 0.0
+                continue
+            counts = self._counts(rates, int(boxes.group[row]), stages.take(one))
+            arranger = Arranger(rates, stages.take(one), shares[row], latency.max_share)
+            found = arranger.best(counts, self.covers.shapes)
+            reached = 0.0 if found is None else float(latency.factor(np.array(found.share)))
+            if is_given:
+                factor[row] = min(factor[row], reached)
+            if found is not None:
+                rate = min(1 / float(boxes.most[row].sum()), self.cap_rps)
+                worth = self.gain[boxes.group[row]] * rate / boxes.cost[row]
+                self._keep(worth * min(reached, by_batch[row]), boxes, int(row), rates, found)
+        return replace(boxes, factor=factor)
+
+    def _counts(self, rates: Rates, group: int, stages: StageLayers) -> Ints:
+        """[class]: the machines to be arranged for a box."""
+        if self.covers.is_given:
+            return self.covers.counts_of(group)
+        machines = self.covers.machines(group, rates, stages)
+        columns = [machine.column for machine in machines]
+        return np.bincount(columns, minlength=len(self.covers.shapes))
+
+    def _drop_closed(self, boxes: Boxes) -> Boxes:
+        """Boxes that can still be split; the bounds of others stay as they are."""
+        is_closed = (boxes.most <= boxes.least * (1 + SLACK)).all(axis=1) & self._is_open(boxes)
+        np.maximum.at(self.bound, boxes.group[is_closed], self._bounds(boxes)[is_closed])
+        return boxes.take(~is_closed)
+
+    def stages(
+        self, group: int, point: Point | None = None
+    ) -> tuple[tuple[Stage, ...], list[Machine], int]:
+        """The best pipeline of a group, or that of a point: stages, machines by node, batch."""
+        point = point or self.points[group]
+        assert point is not None, "something was found"
+        if point.found is not None:
+            return point.found.stages, point.found.machines, point.batch
+        batch = np.array([point.batch])
+        held = stage_layers(point.rates, batch, batch, point.limits[None])
+        machines = self.covers.machines(group, point.rates, held)
+        stages, machines = assemble(point.rates, held, machines, self.covers.shapes)
+        return stages, machines, point.batch
+
+
+def _highest(bounds: Array, num: int) -> NDArray[np.bool_]:
+    """A mask of the `num` boxes with the highest bounds."""
+    chosen = np.ones(len(bounds), dtype=bool)
+    if len(bounds) > num:
+        chosen[np.argpartition(-bounds, num)[num:]] = False
+    return chosen

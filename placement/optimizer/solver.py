@@ -1,0 +1,130 @@
+"""The best fleet, with the proof of it: which method answers which goal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from placement.estimator import Estimator
+from placement.hardware import Offer
+from placement.optimizer.clock import Clock, OnProgress, nothing_meets
+from placement.optimizer.cluster import Cluster, make_cluster
+from placement.optimizer.columns import Chosen, Column, found_columns, plan_pipelines, search_sets
+from placement.optimizer.fleet import Fleet, best_fleet, make_packing
+from placement.optimizer.large import Generation
+from placement.optimizer.machines import check_offers
+from placement.optimizer.pricing import best_ratio
+from placement.optimizer.search import TOLERANCE
+from placement.optimizer.shortage import does_not_fit, fits
+from placement.plan import Goal, Plan
+
+# Clusters with fewer sets of machines are solved by the best pipeline of each.
+MAX_LISTED = 40
+# So many are still listed where pipelines of machines given differ from the cheapest: latencies
+# that are sums over the stages, interruptions, shares; and to close a gap of column generation.
+MAX_CLOSED = 2000
+
+
+def solve(
+    offers: Sequence[Offer],
+    estimator: Estimator,
+    goal: Goal,
+    *,
+    time_limit_s: float = 60.0,
+    on_progress: OnProgress | None = None,
+) -> Plan:
+    """The fleet with the best value of the goal's objective, and a bound on any fleet's.
+
+    The plan's value counts `Goal.effective_rps`. A set of machines is always used by its best
+    pipeline; shares of markets and zones are not met by slowing one down. Among fleets of equal
+    value the one with more throughput, or fewer dollars, is taken.
+    time_limit_s: after it, the best fleet found is returned with the bound proven so far.
+    on_progress: told the best value and the bound, where they improve.
+    Raises InvalidInput for offers that mean nothing; Infeasible, with what is missing, if no
+    pipeline holds the model or no fleet meets the goal.
+    """
+    clock = Clock(time_limit_s=time_limit_s, on_progress=on_progress)
+    check_offers(offers)
+    cluster = make_cluster(offers, estimator, goal)
+    if not fits(cluster):
+        raise does_not_fit(cluster)
+    chosen, fleet = _choose(cluster, clock)
+    return Plan(
+        pipelines=plan_pipelines(cluster, chosen),
+        goal=goal,
+        value=fleet.value,
+        bound=fleet.bound,
+        solve_s=clock.passed_s,
+        solver="exact",
+    )
+
+
+def _choose(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
+    goal = cluster.goal
+    is_free = (
+        goal.load_rps is None
+        and goal.max_price_usd_per_hour is None
+        and goal.on_demand_share == 0
+        and goal.max_zone_share == 1
+    )
+    has_sums = cluster.latency is not None and cluster.latency.has_sums
+    is_plain = not has_sums and not (goal.recovery_s and cluster.interruptions.any())
+    num_sets = cluster.num_sets()
+    if is_free and is_plain and goal.objective == "throughput-per-dollar":
+        return best_pipeline_repeated(cluster, clock)
+    has_shares = goal.on_demand_share > 0 or goal.max_zone_share < 1
+    is_listed = MAX_LISTED if is_plain and not has_shares else MAX_CLOSED
+    if num_sets <= is_listed:
+        return list_all(cluster, clock)
+    return Generation(cluster, clock).run()
+
+
+def best_pipeline_repeated(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
+    """Throughput per dollar without limits: no fleet's ratio exceeds its best pipeline's.
+
+    The best pipeline as often as machines allow, then others of the same ratio, if any.
+    """
+    counts = cluster.counts.copy()
+    chosen: Chosen = []
+    first = best_ratio(cluster, counts, cluster.prices, is_over=clock.is_over)
+    priced = first
+    while priced.columns:
+        column = priced.columns[-1]
+        used = np.array(column.counts(len(counts)))
+        number = int((counts[used > 0] // used[used > 0]).min())
+        chosen.append((column, number))
+        counts = counts - number * used
+        floor = chosen[0][0].ratio * (1 - TOLERANCE)
+        priced = best_ratio(cluster, counts, cluster.prices, floor=floor, is_over=clock.is_over)
+    if not chosen:
+        raise nothing_meets(clock)
+    rps = sum(number * column.rps for column, number in chosen)
+    price = sum(number * column.price_usd_per_hour for column, number in chosen)
+    bound = max(first.bound, rps / price)
+    return chosen, Fleet(numbers=(), value=rps / price, bound=bound)
+
+
+def all_columns(cluster: Cluster, clock: Clock) -> list[Column]:
+    """The best pipeline of every set of machines."""
+    sets = cluster.sets()
+    search = search_sets(cluster, sets)
+    for rates in cluster.rates():
+        search.run(rates, is_over=clock.is_over)
+    return found_columns(cluster, search, range(len(sets)))
+
+
+def list_all(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
+    """The best pipeline of every set of machines, and the best fleet of them."""
+    columns = all_columns(cluster, clock)
+    fleet = best_fleet(make_packing(cluster, columns))
+    if fleet is None:
+        raise nothing_meets(clock)
+    if clock.is_over():
+        fleet = replace(fleet, bound=_loose_bound(cluster, fleet))
+    return list(zip(columns, fleet.numbers, strict=True)), fleet
+
+
+def _loose_bound(cluster: Cluster, fleet: Fleet) -> float:
+    return float("inf") if cluster.goal.objective != "cost-for-load" else 0.0

@@ -1,0 +1,171 @@
+"""YAML files of the user into checked models; what is wrong is named by path and line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+import yaml
+
+from placement.errors import InvalidInput
+
+Place = tuple[str | int, ...]
+M = TypeVar("M", bound=pydantic.BaseModel)
+
+_WORDS = {
+    "missing": "is missing",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class YamlFile:
+    """What a YAML file holds. lines: where each value begins, from 1, by its path."""
+
+    name: str
+    value: Any
+    lines: dict[Place, int] = field(default_factory=dict)
+
+    def error(self, place: Place, message: str) -> InvalidInput:
+        """The error for the value at `place`: `cluster.yaml, line 3: offers.0.count: …`."""
+        near = place
+        while near and near not in self.lines:
+            near = near[:-1]
+        line = f", line {self.lines[near]}" if near in self.lines else ""
+        path = ".".join(map(str, place))
+        return InvalidInput(f"{self.name}{line}: {path}" if path else f"{self.name}{line}", message)
+
+    def checked(self, model: type[M]) -> M:
+        """The file as a `model`. Raises InvalidInput for the first thing that is wrong, and says
+        where the others are."""
+        try:
+            return model.model_validate(self.value if self.value is not None else {})
+        except pydantic.ValidationError as failure:
+            # A misspelt key explains the one that is missing.
+            first, *others = sorted(
+                failure.errors(include_url=False),
+                key=lambda one: one["type"] != "extra_forbidden",
+            )
+            message = _explain(first, model)
+            if others:
+                places = ", ".join(dict.fromkeys(_path(one["loc"]) for one in others))
+                message += f" (also wrong: {places})"
+            raise self.error(tuple(first["loc"]), message) from None
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """The file at `path`. Raises InvalidInput: there is none, it is no YAML, a key comes twice."""
+    name = path.name
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidInput(str(path), "there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise InvalidInput(str(path), f"cannot be read: {error}") from None
+    return parse_yaml(text, name)
+
+
+def parse_yaml(text: str, name: str) -> YamlFile:
+    """As `read_yaml`, of a text."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        value = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise InvalidInput(f"{name}{line}", f"is not YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidInput(name, f"is not YAML: {' '.join(str(error).split())}") from None
+    file = YamlFile(name, value)
+    if node is not None:
+        _note_lines(node, (), file)
+    return file
+
+
+def _note_lines(node: yaml.Node, place: Place, file: YamlFile) -> None:
+    file.lines.setdefault(place, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            _note_lines(item, (*place, index), file)
+    elif isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, item in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            inner = (*place, key.value)
+            file.lines[inner] = key.start_mark.line + 1
+            if key.value in seen:
+                raise file.error(inner, "comes twice")
+            seen.add(key.value)
+            _note_lines(item, inner, file)
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """`; did you mean …?`, or what there is."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+
+
+def _path(place: Sequence[str | int]) -> str:
+    return ".".join(map(str, place))
+
+
+def _explain(error: Any, model: type[pydantic.BaseModel]) -> str:
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        keys = _keys_at(model, error["loc"][:-1])
+        return f"there is no such key; {nearest(str(error['loc'][-1]), keys)}"
+    shown = f", not {error['input']!r}" if isinstance(error["input"], str | int | float) else ""
+    if kind in _WORDS:
+        return _WORDS[kind] + (shown if kind != "missing" else "")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    context = error.get("ctx") or {}
+    if kind == "greater_than_equal":
+        return f"must be at least {context['ge']:g}{shown}"
+    if kind == "greater_than":
+        return f"must be above {context['gt']:g}{shown}"
+    if kind == "less_than_equal":
+        return f"must be at most {context['le']:g}{shown}"
+    if kind == "literal_error" and isinstance(error["input"], str):
+        expected = [
+            word.strip(" '") for word in context["expected"].replace(" or ", ",").split(",")
+        ]
+        return f"{error['input']!r} is not known; {nearest(error['input'], expected)}"
+    return message
+
+
+def _keys_at(model: type[pydantic.BaseModel], place: Sequence[str | int]) -> list[str]:
+    """The keys of the mapping at `place` in a file of this model."""
+    current: Any = model
+    for step in place:
+        if isinstance(current, type) and issubclass(current, pydantic.BaseModel):
+            info = current.model_fields.get(str(step))
+            current = None if info is None else info.annotation
+        else:
+            current = _model_in(current)
+    found = current if isinstance(current, type) else _model_in(current)
+    if isinstance(found, type) and issubclass(found, pydantic.BaseModel):
+        return list(found.model_fields)
+    return []
+
+
+def _model_in(annotation: Any) -> Any:
+    """The model inside `list[M]`, `dict[str, M]`, `M | None`."""
+    for argument in getattr(annotation, "__args__", ()):
+        if isinstance(argument, type) and issubclass(argument, pydantic.BaseModel):
+            return argument
+    return None

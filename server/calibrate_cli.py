@@ -1,0 +1,79 @@
+"""`shuntyard calibrate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from placement.errors import PlacementError
+
+COMMAND = "calibrate"
+
+
+def add_command(commands: Any) -> None:
+    """The command's parser."""
+    parser = commands.add_parser(
+        COMMAND,
+        help="measure this machine for plan and estimate",
+        description="Measure each kind of GPU of this machine, or its CPU, in under two minutes "
+        "each, and write a hardware profile: effective TFLOPS and memory bandwidth, links, and "
+        "how its kernels differ from a roofline.",
+        epilog="Then: shuntyard estimate --hardware hardware.yaml … On a CPU with vLLM, the engine "
+        "itself is timed too, over small models with random weights.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        default="hardware.yaml",
+        help="where to write the profile (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=int,
+        help="threads of a CPU, as many as the engine will have (default: as torch chooses)",
+    )
+    parser.add_argument(
+        "--no-engine",
+        action="store_true",
+        help="on a CPU, do not start the engine",
+    )
+
+
+def run(flags: Mapping[str, Any]) -> int:
+    """Calibrate. Returns the exit code: 0 fine, 1 failed, 2 wrong usage."""
+    output = Path(flags["output"]).expanduser()
+    threads = flags["threads"]
+    if threads is not None and threads < 1:
+        return _complain("--threads: must be at least 1", 2)
+    if not output.parent.is_dir():
+        return _complain(f"--output: there is no folder {output.parent}", 2)
+    begun = time.monotonic()
+    try:
+        from placement.calibration.run import calibrate  # imports torch
+
+        text = calibrate(_say, num_threads=threads, with_engine=not flags["no_engine"])
+        output.write_text(text, encoding="utf-8")
+    except PlacementError as error:
+        return _complain(error.message, 1)
+    except OSError as error:
+        return _complain(f"--output: {error}", 1)
+    except KeyboardInterrupt:
+        return 130
+    _say(f"{output} written after {time.monotonic() - begun:.0f} s")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"shuntyard: {text}", file=sys.stderr)
+    return code

@@ -1,0 +1,105 @@
+"""Plans and estimates as scripts read them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from placement.estimator import StageEstimate
+from placement.explanation import Change, Explanation
+from placement.part_estimate import PartEstimate
+from placement.plan import Plan, PlannedPipeline
+
+
+def plan_answer(plan: Plan) -> dict[str, Any]:
+    """`plan --json`. objective: the value of what was optimised, in the unit of bound.
+
+    bound, gap: null where a heuristic knows none.
+    """
+    return {
+        "pipelines": [pipeline_answer(pipeline) for pipeline in plan.pipelines],
+        "throughput_rps": plan.throughput_rps,
+        "price_usd_per_hour": plan.price_usd_per_hour,
+        "objective": plan.value,
+        "bound": _finite(plan.bound),
+        "gap": _finite(plan.gap),
+        "solve_s": plan.solve_s,
+        "solver": plan.solver,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def pipeline_answer(pipeline: PlannedPipeline) -> dict[str, Any]:
+    estimate = pipeline.estimate
+    return {
+        "stages": [stage_answer(stage) for stage in estimate.stages],
+        "batch": estimate.batch,
+        "throughput_rps": estimate.throughput_rps,
+        "latency_s": estimate.latency_s,
+        "price_usd_per_hour": pipeline.price_usd_per_hour,
+    }
+
+
+def stage_answer(estimate: StageEstimate) -> dict[str, Any]:
+    stage = estimate.stage
+    return {
+        "shape": stage.shape.name,
+        "gpu": stage.shape.gpu.name,
+        "tp": stage.tp,
+        "layers": stage.num_layers,
+        "prefill_s": estimate.prefill_s,
+        "decode_s": estimate.decode_s,
+        "weights_bytes": estimate.weights_bytes,
+        "kv_bytes": estimate.kv_bytes,
+    }
+
+
+def estimate_answer(estimate: PartEstimate) -> dict[str, Any]:
+    """`estimate --json`."""
+    return {
+        "prefill_s": estimate.prefill_s,
+        "decode_s": estimate.decode_s,
+        "decode_step_s": estimate.decode_step_s,
+        "max_batch": estimate.max_batch,
+        "throughput_rps": estimate.throughput_rps,
+        "by_operation": {
+            name: {"prefill_s": one.prefill_s, "decode_step_s": one.decode_step_s}
+            for name, one in estimate.by_operation.items()
+        },
+    }
+
+
+def explanation_answer(explanation: Explanation) -> dict[str, Any]:
+    """`plan --json --explain`, under `explanation`. gain: relative, for the better."""
+    return {
+        "pipelines": [
+            {
+                "batch_limit": one.batch_limit,
+                "memory_stage": one.memory_stage,
+                "prefill_stage": one.prefill_stage,
+                "decode_stage": one.decode_stage,
+            }
+            for one in explanation.bindings
+        ],
+        "one_more": [_change(one) for one in explanation.one_more],
+        "runner_ups": [_change(one) for one in explanation.one_less],
+        "entry_prices": [
+            {"offer": one.offer.label, "price_usd_per_hour": one.price_usd_per_hour}
+            for one in explanation.entry_prices
+        ],
+        "is_whole": explanation.is_whole,
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    plan = change.plan
+    return {
+        "offer": change.offer.label,
+        "gain": None if plan is None else change.gain,
+        "objective": None if plan is None else plan.value,
+        "throughput_rps": None if plan is None else plan.throughput_rps,
+        "price_usd_per_hour": None if plan is None else plan.price_usd_per_hour,
+    }

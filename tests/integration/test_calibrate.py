@@ -1,0 +1,32 @@
+"""Calibration measures this very machine, and its profile serves an estimate."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.timeout(400)
+def test_a_profile_of_this_machine_serves_an_estimate(tmp_path: Path) -> None:
+    profile = tmp_path / "hardware.yaml"
+    command = [sys.executable, "-m", "server"]
+    calibrated = subprocess.run(
+        [*command, "calibrate", "--no-engine", "--threads", "1", "--output", str(profile)],
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert calibrated.returncode == 0, calibrated.stderr
+    shown = subprocess.run(
+        [*command, "hardware", "--json", "--hardware", str(profile)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "shuntyard calibrate" in json.dumps(json.loads(shown.stdout))

@@ -1,0 +1,116 @@
+"""What the solver says where there is nothing to find, or no time."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from placement.errors import Infeasible, InvalidInput
+from placement.estimator import Estimator
+from placement.hardware import Gpu, Link, Offer, Shape
+from placement.model import ModelSpec
+from placement.optimizer import solve
+from placement.plan import Goal
+from placement.workload import Workload
+
+LINK = Link(latency_s=1e-5, bandwidth=1e10)
+SMALL = Gpu(name="small", memory_bytes=24e9, flops=55e12, bandwidth=240e9)
+LARGE = Gpu(name="large", memory_bytes=48e9, flops=200e12, bandwidth=700e9)
+MODEL = ModelSpec(
+    name="70b",
+    num_layers=80,
+    hidden_size=8192,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=128,
+    ffn_size=28672,
+    vocab_size=128256,
+)
+ESTIMATOR = Estimator(model=MODEL, workload=Workload(input_tokens=763, output_tokens=232))
+
+
+def offer(gpu: Gpu, num_gpus: int, count: int, price: float = 1.0) -> Offer:
+    shape = Shape(name=f"{gpu.name}-{num_gpus}", gpu=gpu, num_gpus=num_gpus, intra=LINK, inter=LINK)
+    return Offer(shape=shape, count=count, price_usd_per_hour=price)
+
+
+def test_a_model_that_does_not_fit_says_by_how_much_and_what_would_do() -> None:
+    with pytest.raises(Infeasible) as caught:
+        solve([offer(SMALL, 1, 2, 4.6), offer(LARGE, 1, 1, 1.9)], ESTIMATOR, Goal())
+    message = caught.value.message
+    found = re.search(r"\((\d+) bytes\) are missing", message)
+    assert found is not None
+    assert int(found.group(1)) > 0
+    added = re.search(r"(\d+) more large-1", message)
+    assert added is not None
+    more = int(added.group(1))
+    enough = [offer(SMALL, 1, 2, 4.6), offer(LARGE, 1, 1 + more, 1.9)]
+    assert solve(enough, ESTIMATOR, Goal()).pipelines
+    with pytest.raises(Infeasible):
+        solve([enough[0], replace(enough[1], count=more)], ESTIMATOR, Goal())
+
+
+def test_machines_too_small_for_a_layer_ask_for_larger_ones() -> None:
+    tiny = replace(SMALL, name="tiny", memory_bytes=1e9)
+    with pytest.raises(Infeasible, match="take larger GPUs"):
+        solve([offer(tiny, 1, 100)], ESTIMATOR, Goal())
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        Goal(objective="cost-for-load", load_rps=1e6),
+        Goal(max_price_usd_per_hour=0.5),
+        Goal(slo_ttft_s=1e-6),
+        Goal(slo_latency_s=1e-6, objective="throughput"),
+    ],
+)
+def test_a_goal_that_no_fleet_meets_is_infeasible(goal: Goal) -> None:
+    with pytest.raises(Infeasible, match="no fleet"):
+        solve([offer(LARGE, 1, 6), offer(SMALL, 4, 2)], ESTIMATOR, goal)
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (replace(offer(SMALL, 1, 1), price_usd_per_hour=0.0), "offers.1.price_usd_per_hour"),
+        (replace(offer(SMALL, 1, 1), count=-1), "offers.1.count"),
+        (replace(offer(SMALL, 1, 1), market="Spot"), "offers.1.market"),
+    ],
+)
+def test_offers_that_mean_nothing_are_named(bad: Offer, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        solve([offer(LARGE, 1, 6), bad], ESTIMATOR, Goal())
+    assert caught.value.field == field
+
+
+def test_when_time_is_over_the_best_found_comes_with_a_bound() -> None:
+    offers = [offer(SMALL, 4, 3, 4.6), offer(LARGE, 1, 4, 1.9)]
+    best = solve(offers, ESTIMATOR, Goal())
+    assert best.gap <= 1e-9
+    rushed = solve(offers, ESTIMATOR, Goal(), time_limit_s=0.1)
+    assert rushed.value <= best.value * (1 + 1e-9)
+    assert rushed.bound >= best.value * (1 - 1e-9)
+
+
+def test_when_time_is_over_and_nothing_was_found_it_says_so() -> None:
+    with pytest.raises(Infeasible, match="was found in"):
+        solve([offer(SMALL, 4, 3), offer(LARGE, 1, 4)], ESTIMATOR, Goal(), time_limit_s=0.0)
+
+
+def test_equal_ratios_are_taken_as_often_as_machines_allow() -> None:
+    plan = solve([offer(LARGE, 1, 60, 1.9)], ESTIMATOR, Goal())
+    used = len(plan.pipelines[0].offers)
+    assert len(plan.pipelines) == 60 // used >= 2
+    assert math.isclose(plan.value, plan.throughput_rps / plan.price_usd_per_hour, rel_tol=1e-9)
+
+
+def test_a_cap_on_the_price_holds() -> None:
+    offers = [offer(SMALL, 4, 3, 4.6), offer(LARGE, 1, 4, 1.9)]
+    goal = Goal(objective="throughput", max_price_usd_per_hour=10.0)
+    plan = solve(offers, ESTIMATOR, goal)
+    assert plan.price_usd_per_hour <= 10.0
+    assert plan.bound >= plan.value

@@ -1,0 +1,114 @@
+"""What an explanation asks of the optimizer, and what it makes of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from placement.errors import Infeasible
+from placement.estimator import Estimator
+from placement.explanation import binding, explain, num_used
+from placement.hardware import Offer
+from placement.plan import Goal, Plan
+from tests import plans
+
+ESTIMATOR = plans.estimator()
+L4 = plans.offer("g6.12xlarge", 2)
+L40S = plans.offer("g6e.12xlarge", 1)
+
+
+def by_price(offers: Sequence[Offer], /, *, goal: Goal | None = None) -> Plan:
+    """As many pipelines of whole machines as there are, of the offer with the best ratio."""
+    whole = [(one, plans.pipeline(ESTIMATOR, (one, 4, 64, 0))) for one in offers]
+    if not whole:
+        raise Infeasible("nothing")
+    best, pipeline = max(
+        whole, key=lambda each: each[1].estimate.throughput_rps / each[0].price_usd_per_hour
+    )
+    return plans.plan(*[pipeline] * best.count, goal=goal)
+
+
+def test_machines_are_counted_by_what_they_are_rented_as() -> None:
+    plan = by_price([replace(L4, price_usd_per_hour=0.1), L40S])
+    assert num_used(plan, replace(L4, price_usd_per_hour=0.1, count=9)) == 2
+    assert num_used(plan, L4) == 0
+
+
+def test_more_and_less_of_each_offer_and_the_price_of_entry() -> None:
+    offers = [L4, L40S]
+    plan = by_price(offers)
+    used, unused = (L4, L40S) if num_used(plan, L4) else (L40S, L4)
+    found = explain(plan, offers, ESTIMATOR, by_price)
+    assert found.is_whole
+    assert {change.offer for change in found.one_more} == {L4, L40S}
+    assert [change.offer for change in found.one_less] == [used]
+    [entry] = found.entry_prices
+    assert entry.offer == unused
+    assert entry.price_usd_per_hour is not None
+    ratio = {
+        one: plans.pipeline(ESTIMATOR, (one, 4, 64, 0)).estimate.throughput_rps for one in offers
+    }
+    exact = ratio[unused] / ratio[used] * used.price_usd_per_hour
+    assert entry.price_usd_per_hour <= exact
+    assert entry.price_usd_per_hour == pytest.approx(exact, rel=0.02)
+
+
+def test_gains_count_for_the_better() -> None:
+    goal = Goal(objective="cost-for-load", load_rps=1.0)
+
+    def cheapest(offers: Sequence[Offer], /) -> Plan:
+        one = min(offers, key=lambda offer: offer.price_usd_per_hour)
+        return plans.plan(plans.pipeline(ESTIMATOR, (one, 4, 64, 0)), goal=goal)
+
+    only = replace(L4, count=1)
+    found = explain(cheapest([only, L40S]), [only, L40S], ESTIMATOR, cheapest)
+    [change] = found.one_less
+    assert change.offer == only
+    assert change.gain == pytest.approx(1 - L40S.price_usd_per_hour / L4.price_usd_per_hour)
+
+
+def test_without_the_only_machine_nothing_fits() -> None:
+    only = [replace(L4, count=1)]
+    found = explain(by_price(only), only, ESTIMATOR, by_price)
+    assert [change.plan for change in found.one_less] == [None]
+    assert found.entry_prices == ()
+
+
+def test_throughput_alone_has_no_price_of_entry() -> None:
+    goal = Goal(objective="throughput")
+
+    def solve(offers: Sequence[Offer], /) -> Plan:
+        return by_price(offers, goal=goal)
+
+    assert explain(solve([L4, L40S]), [L4, L40S], ESTIMATOR, solve).entry_prices == ()
+
+
+def test_an_explanation_ends_in_time() -> None:
+    clock = iter(range(100))
+    found = explain(
+        by_price([L4, L40S]),
+        [L4, L40S],
+        ESTIMATOR,
+        by_price,
+        time_limit_s=2.0,
+        now_s=lambda: float(next(clock)),
+    )
+    assert not found.is_whole
+    assert len(found.one_less) + len(found.one_more) < 3
+
+
+def test_what_binds_a_pipeline() -> None:
+    l40s = plans.offer("g6e.xlarge", 2)
+    uneven = plans.pipeline(ESTIMATOR, (l40s, 1, 35, 0), (l40s, 1, 29, 1))
+    found = binding(uneven, ESTIMATOR, Goal())
+    assert (found.batch_limit, found.memory_stage, found.prefill_stage) == ("memory", 0, 0)
+    small = plans.pipeline(ESTIMATOR, (L4, 4, 64, 0), batch=3)
+    assert binding(small, ESTIMATOR, Goal(slo_ttft_s=1.0)).batch_limit == "slo"
+    capped = Estimator(
+        model=ESTIMATOR.model,
+        workload=ESTIMATOR.workload,
+        fidelity=replace(ESTIMATOR.fidelity, max_batch=5),
+    )
+    assert binding(plans.pipeline(capped, (L4, 4, 64, 0)), capped, Goal()).batch_limit == "engine"

@@ -1,0 +1,55 @@
+"""YAML with lines and checked models."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from placement.errors import InvalidInput
+from placement.yaml_file import nearest, parse_yaml
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    size: int
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    boxes: dict[str, Inner] = {}
+    one: Inner | None = None
+
+
+def test_values_know_their_lines() -> None:
+    file = parse_yaml("a:\n  - b: 1\n  -\n    c: 2\n", "f.yaml")
+    assert file.lines[("a", 1, "c")] == 4
+    assert (
+        file.error(("a", 1, "missing"), "is odd").message == "f.yaml, line 4: a.1.missing: is odd"
+    )
+
+
+def test_a_sound_file_becomes_a_model() -> None:
+    file = parse_yaml("boxes: {a: {size: 1}}\none: {size: 2}\n", "f.yaml")
+    assert file.checked(Outer) == Outer(boxes={"a": Inner(size=1)}, one=Inner(size=2))
+    assert parse_yaml("", "f.yaml").checked(Outer) == Outer()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("boxes:\n  a: {sise: 1}", r"line 2: boxes\.a\.sise: .* did you mean size\? \(also wrong"),
+        ("one:\n  sice: 1", r"line 2: one\.sice: there is no such key; did you mean size"),
+        ("boxes: 3", r"line 1: boxes: must be a mapping, not 3"),
+        ("a: b: c", "line 1: is not YAML"),
+        ("a: !!python/object:os.system x", "is not YAML"),
+        ("a: 1\na: 2", r"line 2: a: comes twice"),
+        ("{[1]: 2}", "is not YAML|there is no such key|f.yaml"),
+    ],
+)
+def test_what_is_wrong_is_told_by_line(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        parse_yaml(text, "f.yaml").checked(Outer)
+
+
+def test_without_anything_near_all_are_told() -> None:
+    assert nearest("zzz", ["alpha", "beta"]) == "known: alpha, beta"

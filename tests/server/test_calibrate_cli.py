@@ -1,0 +1,63 @@
+"""`shuntyard calibrate`, without measuring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from placement.calibration import run
+from placement.calibration.run import CalibrationFailed, Say
+from server.cli import main
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    seen: list[dict] = []
+
+    def calibrate(say: Say, **options: object) -> str:
+        seen.append(options)
+        say("measuring")
+        return "gpus: {}\n"
+
+    monkeypatch.setattr(run, "calibrate", calibrate)
+    return seen
+
+
+def test_the_profile_is_written_and_progress_told(
+    calls: list[dict], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "mine.yaml"
+    assert main(["calibrate", "--output", str(output), "--threads", "2", "--no-engine"]) == 0
+    assert output.read_text() == "gpus: {}\n"
+    assert calls == [{"num_threads": 2, "with_engine": False}]
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines()[0] == "measuring"
+    assert "mine.yaml written" in told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--threads", "0"], "--threads: must be at least 1"),
+        (["--output", "/nowhere/x.yaml"], "--output: there is no folder /nowhere"),
+    ],
+)
+def test_wrong_flags_are_told_before_measuring(
+    calls: list[dict], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", *arguments]) == 2
+    assert capsys.readouterr().err == f"shuntyard: {message}\n"
+    assert calls == []
+
+
+def test_a_failed_measurement_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(say: Say, **options: object) -> str:
+        raise CalibrationFailed("cuda:0 cannot be measured: out of memory")
+
+    monkeypatch.setattr(run, "calibrate", fail)
+    assert main(["calibrate", "--output", str(tmp_path / "x.yaml")]) == 1
+    assert capsys.readouterr().err == "shuntyard: cuda:0 cannot be measured: out of memory\n"
