@@ -37,6 +37,7 @@ from server.openapi import openapi_of
 from server.responses_store import ResponsesStore
 from server.tracing import RequestTracer
 from server.workflow_operators import operators_of
+from server.workflow_resources import WorkflowResources
 
 OPEN_PATHS = ("/health", "/version", "/ready")
 ADMIN_PREFIX = "/admin/"
@@ -64,6 +65,7 @@ def build_app(
     tracer: RequestTracer | None = None,
     further_routes: Sequence[BaseRoute] = (),
     further_models: Sequence[tuple[str, int]] = (),
+    resources: WorkflowResources | None = None,
 ) -> FastAPI:
     """The ASGI application. Its parts (engine, stream keeper) are entered by the caller."""
     options = options or HttpOptions()
@@ -77,7 +79,7 @@ def build_app(
         openapi_url="/openapi.json" if options.docs else None,
         redirect_slashes=False,
     )
-    routes = _routes(gateway, further_models)
+    routes = _routes(gateway, further_models, resources)
     app.router.routes.extend(routes)
     app.router.routes.extend(further_routes)
     app.add_exception_handler(HTTPException, _raise_as_ours)
@@ -111,7 +113,11 @@ def build_app(
     return app
 
 
-def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list[BaseRoute]:
+def _routes(
+    gateway: Gateway,
+    further_models: Sequence[tuple[str, int]],
+    resources: WorkflowResources | None,
+) -> list[BaseRoute]:
     models = ModelList(gateway, further_models)
     store = ResponsesStore()
     routes: list[BaseRoute] = []
@@ -132,7 +138,7 @@ def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list
         ]
     return [
         *routes,
-        *_workflow_routes(gateway),
+        *_workflow_routes(gateway, resources),
         post("/tokenize", Tokenize(gateway)),
         post("/detokenize", Detokenize(gateway)),
         get("/health", Health(gateway)),
@@ -143,9 +149,9 @@ def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list
     ]
 
 
-def _workflow_routes(gateway: Gateway) -> list[BaseRoute]:
+def _workflow_routes(gateway: Gateway, resources: WorkflowResources | None) -> list[BaseRoute]:
     register_url_convertor("run", RunIdConvertor())
-    operators = {one.name: one for one in operators_of(gateway)}
+    operators = {one.name: one for one in operators_of(gateway, resources)}
     workflows = Workflows(gateway, operators)
     routes: list[BaseRoute] = []
     for prefix in ("/v1/workflows", "/workflows"):

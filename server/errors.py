@@ -12,6 +12,8 @@ HttpError (a ShuntyardError that only HTTP knows)
 ├── Conflict            409   what is asked for cannot be continued
 ├── BadWorkflow         400   a workflow that cannot run; every problem in `details`
 ├── RunMissing          404
+├── CollectionMissing   404
+├── StoreDown           503   Postgres, which keeps collections, is not available
 ├── BodyTooLarge        413
 ├── WrongContentType    415
 ├── RequestTimeout      408   the request did not arrive in time
@@ -102,6 +104,14 @@ class RunMissing(HttpError):
     """No run of a workflow has this id, or it is another tenant's."""
 
 
+class CollectionMissing(HttpError):
+    """No collection has this name, or it is another tenant's."""
+
+
+class StoreDown(HttpError):
+    """Postgres is not available. Why is for the log: it may name files and addresses."""
+
+
 class BodyTooLarge(HttpError):
     """The body is over the limit. The connection is closed: the rest is not read."""
 
@@ -163,6 +173,8 @@ _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     Conflict: (409, _INVALID, "cannot_continue"),
     BadWorkflow: (400, _INVALID, "invalid_workflow"),
     RunMissing: (404, "not_found_error", "run_not_found"),
+    CollectionMissing: (404, "not_found_error", "collection_not_found"),
+    StoreDown: (503, _SERVER, "store_unavailable"),
     BodyTooLarge: (413, _INVALID, "body_too_large"),
     WrongContentType: (415, _INVALID, "unsupported_media_type"),
     RequestTimeout: (408, _INVALID, "request_timeout"),
@@ -198,7 +210,7 @@ def describe(error: ShuntyardError) -> ErrorReply:
         param = "model"
     elif isinstance(error, (BadHttp, BodyTooLarge, RequestTimeout)):
         headers.append((b"connection", b"close"))
-    elif isinstance(error, (EngineUnavailable, ShuttingDown)):
+    elif isinstance(error, (EngineUnavailable, StoreDown, ShuttingDown)):
         headers.append((b"retry-after", b"5"))
     details = error.details if isinstance(error, BadWorkflow) else None
     if details:

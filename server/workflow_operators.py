@@ -8,17 +8,23 @@ from collections.abc import Mapping
 import anyio
 
 from server.endpoints.chat import ChatCompletions, WholeChoice
-from server.errors import ShuttingDown, describe
 from server.gateway import Gateway
 from server.generation_run import GenerationRun, usage
 from server.protocol.workflows import LlmParams
 from server.record import RequestRecord
 from server.sampling import constraint_param
+from server.workflow_failures import node_failed
+from server.workflow_resources import WorkflowResources
 from spot.errors import ShuntyardError
-from workflows.errors import NodeFailed
 from workflows.operators.base import JsonType, NodeContext, NodeResult, Operator
+from workflows.operators.embed import EmbedOperator
+from workflows.operators.http import HttpOperator
+from workflows.operators.ingest import IngestOperator
 from workflows.operators.nested import LoopOperator, MapOperator, WorkflowOperator
+from workflows.operators.rerank import RerankOperator
+from workflows.operators.search import SearchOperator
 from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
+from workflows.operators.web_search import WebSearchOperator
 from workflows.signature import Identity
 
 _ENDPOINT = "workflow:llm"
@@ -29,9 +35,9 @@ _NOT_IN_THE_ANSWER = {
 }
 
 
-def operators_of(gateway: Gateway) -> list[Operator]:
-    """Every operator that a node can name."""
-    return [
+def operators_of(gateway: Gateway, resources: WorkflowResources | None) -> list[Operator]:
+    """Every operator that a node can name; without resources, those that need none."""
+    operators: list[Operator] = [
         LlmOperator(gateway),
         TemplateOperator(),
         MergeOperator(),
@@ -40,6 +46,16 @@ def operators_of(gateway: Gateway) -> list[Operator]:
         MapOperator(),
         LoopOperator(),
     ]
+    if resources is not None:
+        operators += [
+            EmbedOperator(resources.items),
+            RerankOperator(resources.items),
+            IngestOperator(resources.items, resources.store),
+            SearchOperator(resources.items, resources.store),
+            HttpOperator(resources.http),
+            WebSearchOperator(resources.web_search),
+        ]
+    return operators
 
 
 class LlmOperator:
@@ -83,7 +99,7 @@ class LlmOperator:
             return await self._answer(params, record, context)
         except ShuntyardError as error:
             record.outcome, record.error = "failed", error.message
-            raise _node_failed(error) from None
+            raise node_failed(error) from None
         except BaseException:
             record.outcome = "aborted"
             raise
@@ -125,13 +141,3 @@ class LlmOperator:
             usage={**counts, "cached_tokens": record.num_cached_tokens},
             may_be_kept=answer["finish_reason"] != "length",
         )
-
-
-def _node_failed(error: ShuntyardError) -> NodeFailed:
-    reply = describe(error)
-    return NodeFailed(
-        error.message,
-        code=reply.code or "invalid_request",
-        is_retryable=(reply.status >= 500 or reply.status == 429)
-        and not isinstance(error, ShuttingDown),
-    )

@@ -37,8 +37,9 @@ class Identity:
 class Shareable(Protocol):
     """An operator whose work may serve several equal nodes."""
 
-    def identity(self, params: Any) -> Identity:
-        """What the result of these parameters depends on."""
+    def identity(self, params: Any) -> Identity | None:
+        """What the result of these parameters depends on; None where it is never shared: work that
+        changes something is done for each node."""
         ...
 
 

@@ -31,6 +31,8 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
     http.Conflict: (409, INVALID, "cannot_continue"),
     http.BadWorkflow: (400, INVALID, "invalid_workflow"),
     http.RunMissing: (404, "not_found_error", "run_not_found"),
+    http.CollectionMissing: (404, "not_found_error", "collection_not_found"),
+    http.StoreDown: (503, SERVER, "store_unavailable"),
     http.RequestTimeout: (408, INVALID, "request_timeout"),
     http.BodyTooLarge: (413, INVALID, "body_too_large"),
     http.WrongContentType: (415, INVALID, "unsupported_media_type"),
