@@ -12,7 +12,8 @@ RUN python3 -m pip list --format=freeze > /tmp/image.txt \
     && useradd --create-home --uid 10001 shuntyard \
     && install -d -o shuntyard /var/cache/shuntyard
 ENV SHUNTYARD_CACHE_DIR=/var/cache/shuntyard \
-    HF_HOME=/var/cache/shuntyard/huggingface
+    HF_HOME=/var/cache/shuntyard/huggingface \
+    SHUNTYARD_WORKFLOW_DATA=/var/cache/shuntyard/workflows
 USER 10001
 EXPOSE 8000
 HEALTHCHECK --start-period=10m --timeout=5s \
@@ -37,7 +38,8 @@ RUN sed '/^# Only for tests/,$d' requirements/cpu.lock > /tmp/serving.lock \
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation -e .
 ENV SHUNTYARD_CACHE_DIR=/var/cache/shuntyard \
-    HF_HOME=/var/cache/shuntyard/huggingface
+    HF_HOME=/var/cache/shuntyard/huggingface \
+    SHUNTYARD_WORKFLOW_DATA=/var/cache/shuntyard/workflows
 USER 10001
 EXPOSE 8000
 HEALTHCHECK --start-period=2m --timeout=5s \

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
+from starlette.convertors import register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -19,6 +20,15 @@ from server.endpoints.models import ModelList
 from server.endpoints.operations import Health, Load, MetricsPage, Readiness, Version
 from server.endpoints.responses import CancelResponse, InputItems, Responses, StoredResponses
 from server.endpoints.tokenization import Detokenize, Tokenize
+from server.endpoints.workflows import (
+    CancelRun,
+    ExplainRun,
+    OneRun,
+    RunEventStream,
+    RunIdConvertor,
+    ValidateWorkflow,
+    Workflows,
+)
 from server.errors import MethodNotAllowed, RouteNotFound
 from server.gateway import Gateway
 from server.logs import RequestLog
@@ -26,6 +36,8 @@ from server.middleware import ApiKeys, ErrorBoundary, RequestContext
 from server.openapi import openapi_of
 from server.responses_store import ResponsesStore
 from server.tracing import RequestTracer
+from server.workflow_operators import operators_of
+from server.workflow_resources import WorkflowResources
 
 OPEN_PATHS = ("/health", "/version", "/ready")
 ADMIN_PREFIX = "/admin/"
@@ -53,6 +65,7 @@ def build_app(
     tracer: RequestTracer | None = None,
     further_routes: Sequence[BaseRoute] = (),
     further_models: Sequence[tuple[str, int]] = (),
+    resources: WorkflowResources | None = None,
 ) -> FastAPI:
     """The ASGI application. Its parts (engine, stream keeper) are entered by the caller."""
     options = options or HttpOptions()
@@ -66,7 +79,7 @@ def build_app(
         openapi_url="/openapi.json" if options.docs else None,
         redirect_slashes=False,
     )
-    routes = _routes(gateway, further_models)
+    routes = _routes(gateway, further_models, resources)
     app.router.routes.extend(routes)
     app.router.routes.extend(further_routes)
     app.add_exception_handler(HTTPException, _raise_as_ours)
@@ -100,7 +113,11 @@ def build_app(
     return app
 
 
-def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list[BaseRoute]:
+def _routes(
+    gateway: Gateway,
+    further_models: Sequence[tuple[str, int]],
+    resources: WorkflowResources | None,
+) -> list[BaseRoute]:
     models = ModelList(gateway, further_models)
     store = ResponsesStore()
     routes: list[BaseRoute] = []
@@ -121,6 +138,7 @@ def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list
         ]
     return [
         *routes,
+        *_workflow_routes(gateway, resources),
         post("/tokenize", Tokenize(gateway)),
         post("/detokenize", Detokenize(gateway)),
         get("/health", Health(gateway)),
@@ -129,6 +147,24 @@ def _routes(gateway: Gateway, further_models: Sequence[tuple[str, int]]) -> list
         get("/version", Version(gateway)),
         get("/metrics", MetricsPage(gateway)),
     ]
+
+
+def _workflow_routes(gateway: Gateway, resources: WorkflowResources | None) -> list[BaseRoute]:
+    register_url_convertor("run", RunIdConvertor())
+    operators = {one.name: one for one in operators_of(gateway, resources)}
+    workflows = Workflows(gateway, operators)
+    routes: list[BaseRoute] = []
+    for prefix in ("/v1/workflows", "/workflows"):
+        run = f"{prefix}/{{run_id:run}}"
+        routes += [
+            KnownRoute(prefix, endpoint=workflows, methods=["GET", "POST"]),
+            post(f"{prefix}/validate", ValidateWorkflow(gateway, operators)),
+            get(run, OneRun(gateway)),
+            get(f"{run}/events", RunEventStream(gateway)),
+            get(f"{run}/explain", ExplainRun(gateway)),
+            post(f"{run}/cancel", CancelRun(gateway)),
+        ]
+    return routes
 
 
 class KnownRoute(Route):

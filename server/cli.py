@@ -23,6 +23,7 @@ from server.settings import (
     load_settings,
 )
 from spot.errors import ShuntyardError
+from workflows.simulation import command as simulation
 
 DESCRIPTION = "OpenAI-compatible inference server for mixed and spot GPUs."
 SERVE_EPILOG = """\
@@ -86,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan_parser.add_commands(commands)
     calibrate_cli.add_command(commands)
     fleet_client.add_commands(commands)
+    simulation.add_command(commands)
     return parser
 
 
@@ -228,6 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return plan_cli.run(command, flags)
     if command == calibrate_cli.COMMAND:
         return calibrate_cli.run(flags)
+    if command == "simulate":
+        return simulation.run(flags)
     if command != "serve":
         return fleet_client.run(command, flags)
     return _serve(flags, engine_flags)

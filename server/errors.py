@@ -10,6 +10,10 @@ HttpError (a ShuntyardError that only HTTP knows)
 ├── RouteNotFound       404
 ├── MethodNotAllowed    405
 ├── Conflict            409   what is asked for cannot be continued
+├── BadWorkflow         400   a workflow that cannot run; every problem in `details`
+├── RunMissing          404
+├── CollectionMissing   404
+├── StoreDown           503   Postgres, which keeps collections, is not available
 ├── BodyTooLarge        413
 ├── WrongContentType    415
 ├── RequestTimeout      408   the request did not arrive in time
@@ -23,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -87,6 +92,26 @@ class Conflict(HttpError):
     """The answer that the request wants to go on with is not there, or cannot go on."""
 
 
+class BadWorkflow(HttpError):
+    """A workflow or its inputs are wrong. details: each problem, with the path of what is wrong."""
+
+    def __init__(self, message: str, *, details: list[dict[str, str]]) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class RunMissing(HttpError):
+    """No run of a workflow has this id, or it is another tenant's."""
+
+
+class CollectionMissing(HttpError):
+    """No collection has this name, or it is another tenant's."""
+
+
+class StoreDown(HttpError):
+    """Postgres is not available. Why is for the log: it may name files and addresses."""
+
+
 class BodyTooLarge(HttpError):
     """The body is over the limit. The connection is closed: the rest is not read."""
 
@@ -113,15 +138,18 @@ class ErrorReply:
     param: str | None = None
     code: str | None = None
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    details: list[dict[str, str]] | None = None
 
     def body(self) -> bytes:
         """OpenAI's envelope. Lone surrogates are replaced, so that it can always be encoded."""
-        error = {
+        error: dict[str, Any] = {
             "message": _encodable(self.message)[:MAX_MESSAGE_CHARS],
             "type": self.type,
             "param": None if self.param is None else _encodable(self.param)[:256],
             "code": self.code,
         }
+        if self.details is not None:
+            error["details"] = self.details
         return orjson.dumps({"error": error})
 
 
@@ -143,6 +171,10 @@ _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     RouteNotFound: (404, "not_found_error", "route_not_found"),
     MethodNotAllowed: (405, _INVALID, "method_not_allowed"),
     Conflict: (409, _INVALID, "cannot_continue"),
+    BadWorkflow: (400, _INVALID, "invalid_workflow"),
+    RunMissing: (404, "not_found_error", "run_not_found"),
+    CollectionMissing: (404, "not_found_error", "collection_not_found"),
+    StoreDown: (503, _SERVER, "store_unavailable"),
     BodyTooLarge: (413, _INVALID, "body_too_large"),
     WrongContentType: (415, _INVALID, "unsupported_media_type"),
     RequestTimeout: (408, _INVALID, "request_timeout"),
@@ -178,9 +210,12 @@ def describe(error: ShuntyardError) -> ErrorReply:
         param = "model"
     elif isinstance(error, (BadHttp, BodyTooLarge, RequestTimeout)):
         headers.append((b"connection", b"close"))
-    elif isinstance(error, (EngineUnavailable, ShuttingDown)):
+    elif isinstance(error, (EngineUnavailable, StoreDown, ShuttingDown)):
         headers.append((b"retry-after", b"5"))
-    return ErrorReply(status, kind, error.message, param, code, headers)
+    details = error.details if isinstance(error, BadWorkflow) else None
+    if details:
+        param = details[0]["path"]
+    return ErrorReply(status, kind, error.message, param, code, headers, details)
 
 
 def internal_error() -> ErrorReply:

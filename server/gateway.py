@@ -20,11 +20,17 @@ from server.version import INSTANCE
 from spot.engines.base import Engine, EngineStatus
 from spot.errors import EngineUnavailable, Overloaded, ShuntyardError
 from spot.parsed import ParserSource
+from workflows.service import WorkflowService
 
 
 def unix_s() -> int:
     """Wall-clock seconds, for timestamps that people read. Never for durations."""
     return int(time.time())  # noqa: TID251
+
+
+def wall_s() -> float:
+    """The wall clock, to the fraction of a second; see `unix_s`."""
+    return time.time()  # noqa: TID251
 
 
 @dataclass(slots=True)
@@ -157,6 +163,7 @@ class Gateway:
 
     instance: by which this run of the server knows itself.
     further_engines: those of pooling models. journal: None unless generations are journaled.
+    workflows: entered by the caller, as the engine and the keeper are.
     """
 
     model: ServedModel
@@ -170,6 +177,7 @@ class Gateway:
     further_engines: list[HasStatus] = field(default_factory=list)
     live: set[Failable] = field(default_factory=set)
     journal: Journal | None = None
+    workflows: WorkflowService = field(default_factory=WorkflowService)
 
     @property
     def fingerprint(self) -> str:

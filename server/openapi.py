@@ -20,6 +20,13 @@ from starlette.routing import BaseRoute, Route
 from server.protocol.admin import DrainOrder, NewPipeline, PipelineCard, PipelineChanges
 from server.protocol.base import RequestBody
 from server.protocol.chat import ChatCompletionRequest
+from server.protocol.collections import (
+    CollectionCard,
+    CollectionList,
+    DeletedCollection,
+    DeletedCollections,
+    DeletedDocuments,
+)
 from server.protocol.completions import CompletionRequest
 from server.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.protocol.response_object import (
@@ -47,17 +54,26 @@ from server.protocol.responses import (
 )
 from server.protocol.responses_api import ResponseRequest
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from server.protocol.workflows import (
+    RunExplanation,
+    RunList,
+    WorkflowEvent,
+    WorkflowRequest,
+    WorkflowRun,
+    WorkflowValidation,
+)
 
 JsonObject = dict[str, Any]
 Models = Mapping[Any, JsonObject]
 
-OPENAI, RANKING, TOKENS = "OpenAI", "Ranking", "Tokens"
-OPERATIONS, ADMIN = "Operations", "Admin"
+OPENAI, RANKING, TOKENS, WORKFLOWS = "OpenAI", "Ranking", "Tokens", "Workflows"
+OPERATIONS, ADMIN, COLLECTIONS = "Operations", "Admin", "Collections"
 JSON, SSE = "application/json", "text/event-stream"
 METRICS_TEXT = "text/plain; version=0.0.4"
 
 _ANY = (405, 500)
 _BODY = (400, 404, 408, 413, 415, 429, 503, *_ANY)
+_STORE = (503, *_ANY)
 _ADMIN = (401, 403, *_ANY)
 _ADMIN_BODY = (400, 408, 413, 415, *_ADMIN)
 
@@ -65,7 +81,7 @@ _ERRORS = {
     400: "The request cannot be served as it stands; `param` names the field.",
     401: "No key, or one that is not known.",
     403: "Not from here: without an admin key the admin API is for its own machine.",
-    404: "There is no such model or response.",
+    404: "There is no such model, response, run or collection.",
     405: "The path exists, for other methods.",
     408: "The body did not arrive in time.",
     409: "The answer that `Last-Event-ID` speaks of cannot be continued (with `--journal`).",
@@ -108,6 +124,14 @@ class Operation:
 
 
 _RERANK_EXAMPLE = {"query": "A pet", "documents": ["A car", "A cat"]}
+
+_WORKFLOW_EXAMPLE = {
+    "nodes": [
+        {"id": "idea", "op": "llm", "params": {"prompt": "A title about {{ inputs.topic }}"}},
+        {"id": "text", "op": "llm", "params": {"prompt": "{{ nodes.idea.output.text }}"}},
+    ],
+    "inputs": {"topic": "rain"},
+}
 
 _PAGE: tuple[JsonObject, ...] = (
     {
@@ -203,6 +227,82 @@ TABLE = (
         "For clients that ask: there are no background responses that it could cancel",
         answer=ResponseObject,
         errors=(400, 404, *_ANY),
+    ),
+    Operation(
+        "POST",
+        "/v1/workflows",
+        "runWorkflow",
+        WORKFLOWS,
+        "Run a workflow",
+        answer=WorkflowRun,
+        request=WorkflowRequest,
+        event=WorkflowEvent,
+        example=_WORKFLOW_EXAMPLE,
+        errors=_BODY,
+    ),
+    Operation(
+        "POST",
+        "/v1/workflows/validate",
+        "validateWorkflow",
+        WORKFLOWS,
+        "Everything that is wrong with a workflow, without running it",
+        answer=WorkflowValidation,
+        request=WorkflowRequest,
+        example=_WORKFLOW_EXAMPLE,
+        errors=_BODY,
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows",
+        "listRuns",
+        WORKFLOWS,
+        "The runs that are active or still remembered, the newest first",
+        answer=RunList,
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows/{run_id}",
+        "getRun",
+        WORKFLOWS,
+        "One run with its nodes and outputs",
+        answer=WorkflowRun,
+        errors=(404, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows/{run_id}/events",
+        "watchRun",
+        WORKFLOWS,
+        "What happened in a run and what happens, as server-sent events; `Last-Event-ID` is known",
+        answer=None,
+        event=WorkflowEvent,
+        query=(
+            {
+                "name": "starting_after",
+                "in": "query",
+                "description": "The `sequence_number` of the last event that the client has.",
+                "schema": {"type": "integer", "minimum": 0, "default": 0},
+            },
+        ),
+        errors=(400, 404, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows/{run_id}/explain",
+        "explainRun",
+        WORKFLOWS,
+        "Of each node, whether its work was shared, and why",
+        answer=RunExplanation,
+        errors=(404, *_ANY),
+    ),
+    Operation(
+        "POST",
+        "/v1/workflows/{run_id}/cancel",
+        "cancelRun",
+        WORKFLOWS,
+        "Stop a run; answers when all of its work has stopped",
+        answer=WorkflowRun,
+        errors=(404, *_ANY),
     ),
     Operation(
         "GET", "/v1/models", "listModels", OPENAI, "The models that are served", answer=ModelCards
@@ -381,6 +481,71 @@ ADMIN_TABLE = (
     ),
 )
 
+_ALL = {
+    "name": "all",
+    "in": "query",
+    "required": True,
+    "description": "Must be `true`: this deletes every collection.",
+    "schema": {"type": "string", "enum": ["true"]},
+}
+_DOCUMENT_IDS = {
+    "name": "id",
+    "in": "query",
+    "required": True,
+    "description": "A document's id; may be given several times.",
+    "schema": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+}
+
+COLLECTION_TABLE = (
+    Operation(
+        "GET",
+        "/v1/collections",
+        "listCollections",
+        COLLECTIONS,
+        "The tenant's collections, with their sizes",
+        answer=CollectionList,
+        errors=_STORE,
+    ),
+    Operation(
+        "DELETE",
+        "/v1/collections",
+        "deleteCollections",
+        COLLECTIONS,
+        "Delete all collections of the tenant",
+        answer=DeletedCollections,
+        query=(_ALL,),
+        errors=(400, *_STORE),
+    ),
+    Operation(
+        "GET",
+        "/v1/collections/{name}",
+        "getCollection",
+        COLLECTIONS,
+        "One collection",
+        answer=CollectionCard,
+        errors=(404, *_STORE),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/collections/{name}",
+        "deleteCollection",
+        COLLECTIONS,
+        "Delete a collection with all that is in it",
+        answer=DeletedCollection,
+        errors=(404, *_STORE),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/collections/{name}/documents",
+        "deleteDocuments",
+        COLLECTIONS,
+        "Delete documents of a collection",
+        answer=DeletedDocuments,
+        query=(_DOCUMENT_IDS,),
+        errors=(400, 404, *_STORE),
+    ),
+)
+
 
 def openapi_of(
     app: FastAPI, *, keyed: bool, open_paths: Collection[str]
@@ -393,7 +558,9 @@ def openapi_of(
     @cache
     def openapi() -> JsonObject:
         routed = _routed(app.routes)
-        operations = [i for i in (*TABLE, *ADMIN_TABLE) if (i.method, i.path) in routed]
+        operations = [
+            i for i in (*TABLE, *COLLECTION_TABLE, *ADMIN_TABLE) if (i.method, i.path) in routed
+        ]
         document = describe(operations, open_paths=open_paths if keyed else None)
         info = {"title": app.title, "summary": app.summary, "version": app.version}
         return {"openapi": "3.1.0", "info": info, **document}

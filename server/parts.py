@@ -14,6 +14,7 @@ from typing import Any, Literal
 from server.endpoints.admin import PipelineFactory
 from server.fleet_metrics import FleetMetrics
 from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel, unix_s
+from server.item_metrics import ItemMetrics
 from server.journal import Journal
 from server.journal_entry import JournalUnusable
 from server.journal_metrics import JournalMetrics
@@ -21,18 +22,23 @@ from server.metrics import Metrics
 from server.model_source import ResolvedModel, resolve_model
 from server.pipelines import PipelineMaker
 from server.planned_engines import PlannedEngine, read_planned_engines, this_machine
+from server.pooling_metrics import PoolingMetrics
+from server.pooling_models import ServedPoolingModels
 from server.pools import PooledModel, Pools, resolve_pooling_model
 from server.sampling import SamplingDefaults
 from server.settings import Settings, SettingsError
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer, read_chat_template, read_generation_config
 from server.version import VERSION
+from server.workflow_resources import WorkflowResources
 from spot.engines.base import Engine
 from spot.engines.pooling import PoolingConfig, PoolingEngine
 from spot.engines.vllm_compat.flags import read_engine_flags
 from spot.errors import InvalidRequest
 from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet
+from workflows.outbound.addresses import AddressPolicy
+from workflows.stores.database import Database
 
 logger = logging.getLogger("shuntyard.engine")
 
@@ -50,6 +56,8 @@ class Parts:
     new_pipeline: PipelineFactory
     pooling_engines: list[PoolingEngine]
     pools: Pools
+    pooling_metrics: PoolingMetrics
+    resources: WorkflowResources
     last_lines: deque[str]
 
 
@@ -83,7 +91,42 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     gateway.metrics.registry.register(FleetMetrics(fleet))
     if gateway.journal is not None:
         gateway.metrics.registry.register(JournalMetrics(gateway.journal))
-    return Parts(gateway, fleet, pipelines.make, pooling_engines, pools, last_lines)
+    pooling_metrics = PoolingMetrics(gateway.metrics.registry)
+    models = ServedPoolingModels(pools, names, pooling_metrics)
+    resources = build_resources(settings, models, say)
+    gateway.metrics.registry.register(ItemMetrics(resources.items))
+    return Parts(
+        gateway,
+        fleet,
+        pipelines.make,
+        pooling_engines,
+        pools,
+        pooling_metrics,
+        resources,
+        last_lines,
+    )
+
+
+def build_resources(settings: Settings, models: ServedPoolingModels, say: Say) -> WorkflowResources:
+    """What workflows work with; says where their data is. Nothing starts."""
+    folder = None if settings.database_url else settings.workflow_data_folder
+    if folder is None:
+        say("workflow data: in the database of --database-url, opened when a node needs it")
+    else:
+        say(f"workflow data: {folder}, where Postgres starts when a node needs it")
+    return WorkflowResources(
+        models,
+        database=Database(
+            url=settings.database_url,
+            folder=folder,
+            max_connections=settings.database_max_connections,
+        ),
+        identities=settings.journal_identities,
+        http_policy=AddressPolicy.parse(settings.workflow_http_allow),
+        searxng_url=settings.searxng_url,
+        max_batch=settings.workflow_max_batch,
+        batch_wait_s=settings.workflow_batch_wait,
+    )
 
 
 def _failover_policy(settings: Settings) -> FailoverPolicy:
@@ -232,11 +275,13 @@ def _build_pools(settings: Settings, say: Say) -> tuple[Pools, list[PoolingEngin
     engines: list[PoolingEngine] = []
     if settings.embedding_model is not None:
         model, engine = _pooled(settings, settings.embedding_model, "embed", say)
-        pools.embedding = PooledModel(settings.served_embedding_name or [model.name], engine)
+        pools.embedding = PooledModel(
+            settings.served_embedding_name or [model.name], engine, model.path
+        )
         engines.append(engine)
     if settings.rerank_model is not None:
         model, engine = _pooled(settings, settings.rerank_model, "score", say)
-        pools.rerank = PooledModel(settings.served_rerank_name or [model.name], engine)
+        pools.rerank = PooledModel(settings.served_rerank_name or [model.name], engine, model.path)
         engines.append(engine)
     return pools, engines
 

@@ -12,6 +12,7 @@ from server.gateway import model_not_found, unix_s
 from server.model_cache import Progress
 from server.model_source import ResolvedModel, resolve_model
 from spot.engines.base import EngineStatus
+from spot.engines.codec import PoolingCard
 from spot.engines.pooling import EmbedResult, ScoreResult
 from spot.errors import NotSupported
 
@@ -23,6 +24,9 @@ class Pooler(Protocol):
 
     @property
     def status(self) -> EngineStatus: ...
+
+    @property
+    def card(self) -> PoolingCard | None: ...
 
     async def embed(
         self,
@@ -39,10 +43,14 @@ class Pooler(Protocol):
 
 @dataclass(slots=True)
 class PooledModel:
-    """One pooling model under its served names; the first is its id in answers without one."""
+    """One pooling model under its served names; the first is its id in answers without one.
+
+    folder: with its files, if they are on this machine.
+    """
 
     names: list[str]
     engine: Pooler
+    folder: Path | None = None
     created: int = field(default_factory=unix_s)
 
 

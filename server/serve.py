@@ -22,6 +22,7 @@ from rich.text import Text
 
 from server.app import HttpOptions, build_app
 from server.endpoints.admin import AdminGate, admin_routes
+from server.endpoints.collections import collection_routes
 from server.endpoints.pooling import pooling_routes
 from server.errors import ShuttingDown
 from server.gateway import Gateway
@@ -186,10 +187,12 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
             log=_request_log(settings),
             tracer=tracer,
             further_routes=[
-                *pooling_routes(gateway, parts.pools),
+                *pooling_routes(gateway, parts.pools, parts.pooling_metrics),
+                *collection_routes(parts.resources.store),
                 *admin_routes(engine, AdminGate(settings.admin_key), parts.new_pipeline),
             ],
             further_models=parts.pools.cards,
+            resources=parts.resources,
         )
         server = _Server(
             _uvicorn_config(settings, app), gateway, shutdown_timeout_s=settings.shutdown_timeout
@@ -201,6 +204,8 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
         for pooling_engine in parts.pooling_engines:
             await stack.enter_async_context(pooling_engine)
         await stack.enter_async_context(gateway.keeper)
+        await stack.enter_async_context(parts.resources)
+        await stack.enter_async_context(gateway.workflows)
 
         async def announce() -> None:
             nonlocal exit_code

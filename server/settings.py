@@ -24,18 +24,20 @@ from pydantic_settings import (
 )
 
 from spot.errors import ShuntyardError
+from workflows.outbound.addresses import AddressPolicy
 
 ENV_PREFIX = "SHUNTYARD_"
 # Variables of ours that are not settings of the server.
 _OTHER_VARIABLES = {"SHUNTYARD_CACHE_DIR", "SHUNTYARD_TEST_MODEL", "SHUNTYARD_CONFIG"}
 
-SERVE, PIPELINES, HTTP, OPENAI, LIMITS, JOURNAL, ENGINE, LOGS = (
+SERVE, PIPELINES, HTTP, OPENAI, LIMITS, JOURNAL, WORKFLOWS, ENGINE, LOGS = (
     "what is served",
     "pipelines",
     "HTTP",
     "OpenAI behaviour",
     "limits",
     "journal",
+    "workflows",
     "engine (vLLM's flags; all others of vLLM are accepted too)",
     "logs and traces",
 )
@@ -270,6 +272,41 @@ class Settings(BaseSettings):
         ge=1024 * 1024,
     )
 
+    workflow_data: Path | None = _setting(
+        None,
+        "folder of the embedded Postgres that keeps collections, started when a workflow first "
+        "needs it (default: ~/.local/share/shuntyard/workflows, /var/lib/shuntyard/workflows for "
+        "root)",
+        group=WORKFLOWS,
+    )
+    database_url: str | None = _setting(
+        None,
+        "use this Postgres with pgvector instead, as postgresql://USER:PASSWORD@HOST/NAME",
+        group=WORKFLOWS,
+    )
+    database_max_connections: int = _setting(
+        10, "connections to Postgres held at once", group=WORKFLOWS, ge=1, le=1000
+    )
+    workflow_max_batch: int = _setting(
+        64, "texts or pairs of concurrent nodes in one batch", group=WORKFLOWS, ge=1, le=4096
+    )
+    workflow_batch_wait: float = _setting(
+        0.003,
+        "seconds that a text or pair waits for others while a batch of its model runs",
+        group=WORKFLOWS,
+        ge=0,
+        le=1,
+    )
+    workflow_http_allow: Words = _setting(
+        [],
+        "addresses, ranges (10.1.0.0/16) and names (*.corp.example) inside, where http nodes may "
+        "go; by default only to the public internet",
+        group=WORKFLOWS,
+    )
+    searxng_url: str | None = _setting(
+        None, "SearXNG server that web_search nodes ask; it must offer JSON", group=WORKFLOWS
+    )
+
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = _setting(
         None, "type of the weights and activations", group=ENGINE
     )
@@ -354,6 +391,26 @@ class Settings(BaseSettings):
             raise ValueError("must be a positive number of tokens (8192, 8K) or auto")
         return value
 
+    @field_validator("workflow_http_allow")
+    @classmethod
+    def _are_targets(cls, value: list[str]) -> list[str]:
+        AddressPolicy.parse(value)
+        return value
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_postgres(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("postgresql://", "postgres://")):
+            raise ValueError("must start with postgresql://")
+        return value
+
+    @field_validator("searxng_url")
+    @classmethod
+    def _is_http(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"https?://[^/]", value):
+            raise ValueError("must start with http:// or https://")
+        return value
+
     @field_validator("root_path")
     @classmethod
     def _rooted(cls, value: str) -> str:
@@ -386,9 +443,19 @@ class Settings(BaseSettings):
         return tenants
 
     @property
+    def workflow_data_folder(self) -> Path:
+        """Where the embedded Postgres is, if it is used."""
+        if self.workflow_data is not None:
+            return self.workflow_data.expanduser()
+        if os.geteuid() == 0:  # what is below /root, Postgres' user could not reach
+            return Path("/var/lib/shuntyard/workflows")
+        base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+        return Path(base).expanduser() / "shuntyard" / "workflows"
+
+    @property
     def journal_identities(self) -> dict[str, str]:
-        """What the journal calls tenants without a name: by their key, since their number changes
-        with the order of the keys."""
+        """What journal and database call tenants without a name: by their key, since their number
+        changes with the order of the keys."""
         return {
             tenant: "key:" + hashlib.sha256(key.encode()).hexdigest()[:32]
             for key, tenant in self.keys_by_tenant.items()
@@ -482,6 +549,7 @@ def _explain(error: pydantic.ValidationError) -> str:
         if item["type"] == "extra_forbidden":
             close = difflib.get_close_matches(name, Settings.model_fields, n=1)
             message = f"there is no such setting{f'; did you mean {close[0]}?' if close else ''}"
-        shown = "" if "key" in name or "token" in name else f" (got {str(item['input'])[:80]!r})"
+        is_secret = "key" in name or "token" in name or name == "database_url"
+        shown = "" if is_secret else f" (got {str(item['input'])[:80]!r})"
         lines.append(f"{flag} ({variable}): {message}{shown}")
     return "\n".join(lines)

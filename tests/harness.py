@@ -556,7 +556,7 @@ class _LoopThread:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         async with anyio.from_thread.BlockingPortal() as self._portal, self._served:
             await self._served.wait_ready()
-            async with self._gateway.keeper:
+            async with self._gateway.keeper, self._gateway.workflows:
                 self._uvicorn = _Uvicorn(config, self._started.set)
                 await self._uvicorn.serve(sockets=[self._socket])
             stats = self._engine.stats

@@ -220,7 +220,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
     async def _whole_answer(
         self, job: ChatJob, run: GenerationRun, record: RequestRecord
     ) -> dict[str, Any]:
-        choices = [_WholeChoice(job, index) for index in range(len(job.generations))]
+        choices = [WholeChoice(job, index) for index in range(len(job.generations))]
         while not run.is_done:
             for index, piece in await run.pieces():
                 choices[index].add(piece)
@@ -257,7 +257,7 @@ def _echo(body: ChatCompletionRequest, role: str) -> str:
     return content
 
 
-class _WholeChoice:
+class WholeChoice:
     """One choice of an answer that is not streamed."""
 
     def __init__(self, job: ChatJob, index: int) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import orjson
 from anyio.lowlevel import checkpoint
-from prometheus_client import CollectorRegistry, Counter
 from starlette.routing import BaseRoute
 from starlette.types import Send
 
@@ -19,6 +18,7 @@ from server.app import post
 from server.asgi import JSON_HEADER, send_bytes, send_json
 from server.endpoints.base import JsonEndpoint
 from server.gateway import Gateway, unix_s
+from server.pooling_metrics import PoolingMetrics
 from server.pools import PooledModel, Pools
 from server.protocol.pooling import EmbeddingRequest, PoolingBody, RerankRequest, ScoreRequest
 from server.record import RequestRecord
@@ -29,29 +29,6 @@ _ROWS_AT_ONCE = 64
 _SIDES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
 
 B = TypeVar("B", bound=PoolingBody)
-
-
-class PoolingMetrics:
-    """What the pooling models have worked on."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        labels = ["model_name"]
-        self._inputs = Counter(
-            "shuntyard_pooling_inputs",
-            "Texts embedded and pairs of texts scored.",
-            labels,
-            registry=registry,
-        )
-        self._tokens = Counter(
-            "shuntyard_pooling_tokens",
-            "Tokens that pooling models have read.",
-            labels,
-            registry=registry,
-        )
-
-    def count(self, model: PooledModel, *, num_inputs: int, num_tokens: int) -> None:
-        self._inputs.labels(model.names[0]).inc(num_inputs)
-        self._tokens.labels(model.names[0]).inc(num_tokens)
 
 
 class _PoolingEndpoint(JsonEndpoint[B], Generic[B]):
@@ -221,9 +198,11 @@ def _faults_of(field: str, *, is_list: bool) -> Iterator[None]:
         raise
 
 
-def pooling_routes(gateway: Gateway, pools: Pools) -> list[BaseRoute]:
+def pooling_routes(
+    gateway: Gateway, pools: Pools, metrics: PoolingMetrics | None = None
+) -> list[BaseRoute]:
     """All routes of this module. Without a pooling model they say what is missing."""
-    metrics = PoolingMetrics(gateway.metrics.registry)
+    metrics = metrics or PoolingMetrics(gateway.metrics.registry)
     embeddings = Embeddings(gateway, pools, metrics)
     rerank = Rerank(gateway, pools, metrics)
     score = Score(gateway, pools, metrics)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict
 
 from spot.errors import InvalidRequest
+from workflows.complaints import existing_path, shown_path
 
 MAX_ERRORS_SHOWN = 5
 MAX_MESSAGE_CHARS = 400
@@ -93,7 +93,7 @@ def _invalid_request(error: pydantic.ValidationError, body: object) -> InvalidRe
     by_path: dict[str, list[str]] = {}
     missing: set[str] = set()
     for item in error.errors(include_url=False, include_context=False, include_input=False):
-        path = _dotted_path(item["loc"], body, missing=item["type"] == "missing")
+        path = shown_path(existing_path(item["loc"], body, is_missing=item["type"] == "missing"))
         messages = by_path.setdefault(path, [])
         message = item["msg"].removeprefix("Value error, ")
         if message not in messages:
@@ -114,22 +114,6 @@ def _invalid_request(error: pydantic.ValidationError, body: object) -> InvalidRe
 
 def _subject(path: str) -> str:
     return f"'{path}'" if path else "body"
-
-
-def _dotted_path(location: Sequence[int | str], body: object, *, missing: bool) -> str:
-    """The part of pydantic's location that exists in the body; union tags and wrappers drop out."""
-    parts: list[str] = []
-    here: Any = body
-    for position, part in enumerate(location):
-        last = position == len(location) - 1
-        known = isinstance(here, dict) and isinstance(part, str) and part in here
-        if known or (isinstance(here, list) and isinstance(part, int) and part < len(here)):
-            step: Any = part
-            here = here[step]
-        elif not (missing and last and isinstance(here, dict)):
-            continue
-        parts.append(str(part)[:64])
-    return ".".join(parts)
 
 
 def _json_type(value: object) -> str:

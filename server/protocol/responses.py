@@ -28,13 +28,25 @@ class ResponseBody(BaseModel):
     model_config = ConfigDict(protected_namespaces=())
 
 
+class ErrorPlace(ResponseBody):
+    """One of several things that are wrong."""
+
+    path: str
+    code: str
+    message: str
+
+
 class ErrorDetail(ResponseBody):
-    """What went wrong. `param` is the dotted path of the field that is to blame."""
+    """What went wrong. `param` is the dotted path of the field that is to blame.
+
+    details: all that is wrong with a workflow.
+    """
 
     message: str
     type: ErrorType
     param: str | None
     code: str | None
+    details: list[ErrorPlace] | None = None
 
 
 class ErrorResponse(ResponseBody):

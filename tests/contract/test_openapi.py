@@ -243,9 +243,16 @@ def test_answers_with_extras_have_documented_fields_only(
     check_fields(operation, response)
 
 
-def stored_response(server: Server, headers: dict[str, str]) -> str:
-    answer = server.post("/v1/responses", {"input": "Hi"}, headers=headers)
-    return str(answer.json()["id"])
+def existing(server: Server, path: str, headers: dict[str, str]) -> dict[str, str]:
+    """Path parameters of something that is there."""
+    if "{response_id}" in path:
+        answer = server.post("/v1/responses", {"input": "Hi"}, headers=headers)
+        return {"response_id": answer.json()["id"]}
+    if "{run_id}" in path:
+        nodes = [{"id": "a", "op": "template", "params": {"value": 1}}]
+        answer = server.post("/v1/workflows", {"nodes": nodes}, headers=headers)
+        return {"run_id": answer.json()["id"]}
+    return {"model_id": "demo"} if "{model_id}" in path else {}
 
 
 def test_every_guarded_operation_refuses_strangers() -> None:
@@ -261,15 +268,8 @@ def test_every_guarded_operation_refuses_strangers() -> None:
             definition = document["paths"][operation.path][operation.method]
             request = definition.get("requestBody", {}).get("content", {})
             body = request.get("application/json", {}).get("example")
-            named = "{response_id}" in operation.path
             case = operation.Case(
-                path_parameters=(
-                    {"response_id": stored_response(server, headers)}
-                    if named
-                    else {"model_id": "demo"}
-                    if "{" in operation.path
-                    else {}
-                ),
+                path_parameters=existing(server, operation.path, headers),
                 **({"body": body, "media_type": "application/json"} if body else {}),
             )
             stranger = case.call()
@@ -278,7 +278,7 @@ def test_every_guarded_operation_refuses_strangers() -> None:
             num_guarded += guarded
             assert stranger.status_code == (401 if guarded else 200), operation.label
             known = case.call(headers=headers)
-            expected = 400 if operation.path.endswith("/cancel") else 200
+            expected = 400 if operation.path.endswith("{response_id}/cancel") else 200
             assert known.status_code == expected, operation.label
             case.validate_response(known, headers=headers)
         assert num_guarded >= 8

@@ -15,7 +15,10 @@ from server import serve
 from server.gateway import Admission, Gateway, ServedModel
 from server.logs import configure_logging
 from server.metrics import Metrics
-from server.parts import Parts
+from server.model_cache import silent
+from server.parts import Parts, build_resources
+from server.pooling_metrics import PoolingMetrics
+from server.pooling_models import ServedPoolingModels
 from server.pools import Pools
 from server.settings import Settings
 from server.sse import StreamKeeper
@@ -49,7 +52,10 @@ def main() -> int:
     )
     listener = serve._bind(settings)
     print(listener.getsockname()[1], flush=True)
-    parts = Parts(gateway, fleet, no_more, [], Pools(), deque())
+    pools, pooling_metrics = Pools(), PoolingMetrics(gateway.metrics.registry)
+    models = ServedPoolingModels(pools, ["demo"], pooling_metrics)
+    resources = build_resources(settings, models, silent)
+    parts = Parts(gateway, fleet, no_more, [], pools, pooling_metrics, resources, deque())
     return anyio.run(
         partial(serve._run, settings, parts, listener), backend_options={"use_uvloop": True}
     )

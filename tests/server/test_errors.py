@@ -29,6 +29,10 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
     http.RouteNotFound: (404, "not_found_error", "route_not_found"),
     http.MethodNotAllowed: (405, INVALID, "method_not_allowed"),
     http.Conflict: (409, INVALID, "cannot_continue"),
+    http.BadWorkflow: (400, INVALID, "invalid_workflow"),
+    http.RunMissing: (404, "not_found_error", "run_not_found"),
+    http.CollectionMissing: (404, "not_found_error", "collection_not_found"),
+    http.StoreDown: (503, SERVER, "store_unavailable"),
     http.RequestTimeout: (408, INVALID, "request_timeout"),
     http.BodyTooLarge: (413, INVALID, "body_too_large"),
     http.WrongContentType: (415, INVALID, "unsupported_media_type"),
@@ -44,6 +48,7 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "MethodNotAllowed": {"allow": "GET, HEAD"},
+    "BadWorkflow": {"details": [{"path": "nodes.0.op", "code": "missing", "message": "needed"}]},
     "ContextLengthExceeded": {"param": "messages"},
     "InputTooLong": {"index": 3, "num_tokens": 9, "max_model_len": 4},
 }
@@ -66,7 +71,7 @@ def envelope(reply: ErrorReply) -> dict[str, Any]:
     body = json.loads(reply.body())
     ErrorResponse.model_validate(body)
     assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert set(body["error"]) - {"details"} == {"message", "type", "param", "code"}
     return dict(body["error"])
 
 

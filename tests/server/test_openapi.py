@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import jsonschema  # type: ignore[import-untyped]
@@ -12,17 +13,20 @@ from pydantic import BaseModel
 from starlette.routing import Route
 
 from server.app import HttpOptions, build_app
+from server.endpoints.collections import collection_routes
 from server.endpoints.pooling import pooling_routes
 from server.errors import _KINDS, describe
 from server.gateway import Admission, Gateway, ServedModel
 from server.metrics import Metrics
-from server.openapi import TABLE, template
+from server.openapi import ADMIN_TABLE, COLLECTION_TABLE, TABLE, template
 from server.pools import Pools
 from server.protocol.responses import ErrorType
 from server.sse import StreamKeeper
 from spot.engines.scripted import ScriptedEngine
 from spot.errors import ContextLengthExceeded, InvalidRequest
 from tests.harness import Server, demo_tokenizer, serving
+from workflows.stores.collections import CollectionStore
+from workflows.stores.database import Database
 
 KEY = "sk-test"
 
@@ -36,7 +40,9 @@ def application(options: HttpOptions | None = None) -> FastAPI:
         keeper=StreamKeeper(keep_alive_s=0, stalled_reader_s=1),
         version="1.2.3",
     )
-    return build_app(gateway, options=options, further_routes=pooling_routes(gateway, Pools()))
+    store = CollectionStore(Database(folder=Path("never-opened")))
+    routes = [*pooling_routes(gateway, Pools()), *collection_routes(store)]
+    return build_app(gateway, options=options, further_routes=routes)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +99,8 @@ def test_pooling_is_documented_only_where_it_is_served() -> None:
 
 
 def test_operation_ids_are_unique() -> None:
-    ids = [operation.id for operation in TABLE]
+    tables = (*TABLE, *COLLECTION_TABLE, *ADMIN_TABLE)
+    ids = [operation.id for operation in tables]
     assert len(set(ids)) == len(ids)
 
 

@@ -152,3 +152,31 @@ def test_the_journal_knows_tenants_without_a_name_by_their_key() -> None:
     assert first.keys() == {"key-1", "key-3"}
     assert (first["key-1"], first["key-3"]) == (second["key-2"], second["key-1"])
     assert not any("sk-" in identity for identity in first.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"workflow_http_allow": ["10.0.0.0/8", "10.0.0"]}, "'10.0.0' is neither an address"),
+        ({"searxng_url": "search.example"}, "must start with http"),
+        ({"database_url": "mysql://me:secret@host/db"}, "must start with postgresql"),
+        ({"database_max_connections": "0"}, "greater than or equal to 1"),
+        ({"workflow_batch_wait": "2"}, "less than or equal to 1"),
+    ],
+)
+def test_wrong_settings_of_workflows_name_their_key(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(SettingsError, match=words) as caught:
+        load(flags)
+    assert f"--{next(iter(flags)).replace('_', '-')}" in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+def test_the_embedded_postgres_has_a_folder_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert load().workflow_data_folder == tmp_path / "shuntyard" / "workflows"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert load().workflow_data_folder == Path("/var/lib/shuntyard/workflows")
+    assert load({"workflow_data": tmp_path}).workflow_data_folder == tmp_path

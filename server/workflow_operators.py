@@ -1,0 +1,143 @@
+"""The operators of workflows that this server has."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import anyio
+
+from server.endpoints.chat import ChatCompletions, WholeChoice
+from server.gateway import Gateway
+from server.generation_run import GenerationRun, usage
+from server.protocol.workflows import LlmParams
+from server.record import RequestRecord
+from server.sampling import constraint_param
+from server.workflow_failures import node_failed
+from server.workflow_resources import WorkflowResources
+from spot.errors import ShuntyardError
+from workflows.operators.base import JsonType, NodeContext, NodeResult, Operator
+from workflows.operators.embed import EmbedOperator
+from workflows.operators.http import HttpOperator
+from workflows.operators.ingest import IngestOperator
+from workflows.operators.nested import LoopOperator, MapOperator, WorkflowOperator
+from workflows.operators.rerank import RerankOperator
+from workflows.operators.search import SearchOperator
+from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
+from workflows.operators.web_search import WebSearchOperator
+from workflows.signature import Identity
+
+_ENDPOINT = "workflow:llm"
+# `prompt` is in `messages`; the others change who waits how, not what is said.
+_NOT_IN_THE_ANSWER = {
+    *("prompt", "stream", "stream_options", "stream_interval", "user", "metadata", "priority"),
+    *("request_id", "service_tier", "model"),
+}
+
+
+def operators_of(gateway: Gateway, resources: WorkflowResources | None) -> list[Operator]:
+    """Every operator that a node can name; without resources, those that need none."""
+    operators: list[Operator] = [
+        LlmOperator(gateway),
+        TemplateOperator(),
+        MergeOperator(),
+        SelectOperator(),
+        WorkflowOperator(),
+        MapOperator(),
+        LoopOperator(),
+    ]
+    if resources is not None:
+        operators += [
+            EmbedOperator(resources.items),
+            RerankOperator(resources.items),
+            IngestOperator(resources.items, resources.store),
+            SearchOperator(resources.items, resources.store),
+            HttpOperator(resources.http),
+            WebSearchOperator(resources.web_search),
+        ]
+    return operators
+
+
+class LlmOperator:
+    """One answer of the served model; its parameters are those of a chat completion."""
+
+    name = "llm"
+    params = LlmParams
+    outputs: Mapping[str, JsonType] = {
+        "text": "string",
+        "message": "object",
+        "tool_calls": "array",
+        "reasoning": "string",
+        "finish_reason": "string",
+    }
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._chat = ChatCompletions(gateway)
+
+    def identity(self, params: LlmParams) -> Identity:
+        """Everything in the request that the answer depends on, and the model."""
+        is_sampled = params.temperature != 0 and params.seed is None
+        content = params.model_dump(mode="json", exclude_unset=True, exclude=_NOT_IN_THE_ANSWER)
+        return Identity(
+            content={"model": self._gateway.model.root, "request": content},
+            sampled="sampled: neither is temperature 0 nor is there a seed" if is_sampled else "",
+            wants_deltas=bool(params.stream),
+        )
+
+    async def run(self, params: LlmParams, context: NodeContext) -> NodeResult:
+        record = RequestRecord(
+            request_id=f"{context.run_id}-{context.node_id}-{secrets.token_hex(4)}",
+            method="POST",
+            path="/v1/workflows",
+            arrived_s=anyio.current_time(),
+            tenant=context.tenant,
+            status=200,
+            stream=bool(params.stream),
+        )
+        try:
+            return await self._answer(params, record, context)
+        except ShuntyardError as error:
+            record.outcome, record.error = "failed", error.message
+            raise node_failed(error) from None
+        except BaseException:
+            record.outcome = "aborted"
+            raise
+        finally:
+            self._gateway.metrics.observe(record, _ENDPOINT, anyio.current_time())
+
+    async def _answer(
+        self, params: LlmParams, record: RequestRecord, context: NodeContext
+    ) -> NodeResult:
+        raw = params.model_dump(mode="json", exclude_unset=True, exclude={"prompt"})
+        job = await self._chat.prepare(params, raw, record)
+        run = GenerationRun(
+            self._gateway,
+            record,
+            job.generations,
+            job.assemblers,
+            num_prompt_tokens=len(job.prompt_token_ids),
+            constraint_param=constraint_param(params),
+        )
+        choice = WholeChoice(job, 0)
+        with run:
+            while not run.is_done:
+                for _, piece in await run.pieces():
+                    choice.add(piece)
+                    if piece.content:
+                        context.emit(piece.content)
+        answer = choice.render()
+        message = answer["message"]
+        record.finish_reasons = [answer["finish_reason"]]
+        counts = {name: count for name, count in usage(record).items() if isinstance(count, int)}
+        return NodeResult(
+            output={
+                "text": message["content"] or "",
+                "message": message,
+                "tool_calls": message.get("tool_calls", []),
+                "reasoning": message.get("reasoning", ""),
+                "finish_reason": answer["finish_reason"],
+            },
+            usage={**counts, "cached_tokens": record.num_cached_tokens},
+            may_be_kept=answer["finish_reason"] != "length",
+        )

@@ -1,0 +1,103 @@
+"""Workflows on the real engine."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.clients.live_server import LiveServer
+from tests.harness import until
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+PATH = "/v1/workflows"
+
+
+def llm(node_id: str, prompt: str, **params: Any) -> dict[str, Any]:
+    params = {"max_tokens": 12, "temperature": 0, **params}
+    return {"id": node_id, "op": "llm", "params": {"prompt": prompt, **params}}
+
+
+def num_running(live: LiveServer) -> float:
+    text = live.http.get("/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def test_a_diamond_runs_through_the_model(live: LiveServer) -> None:
+    nodes = [
+        llm("root", "Name a colour."),
+        llm("left", "Is {{ nodes.root.output.text }} warm?"),
+        llm("right", "Is {{ nodes.root.output.text }} cold?"),
+        {
+            "id": "join",
+            "op": "template",
+            "params": {"value": ["{{ nodes.left.output.text }}", "{{ nodes.right.output.text }}"]},
+        },
+    ]
+    run = live.http.post(PATH, json={"nodes": nodes}, timeout=120).json()
+    assert run["status"] == "completed"
+    joined = run["outputs"]["join"]["value"]
+    assert joined == [run["nodes"][name]["output"]["text"] for name in ("left", "right")]
+    assert all(joined)
+    # The two branches ran side by side.
+    left, right = run["nodes"]["left"], run["nodes"]["right"]
+    assert left["started_at"] < right["finished_at"]
+    assert right["started_at"] < left["finished_at"]
+
+
+def test_a_node_answers_as_the_same_chat_request_would(live: LiveServer) -> None:
+    body = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 12}
+    body |= {"temperature": 0}
+    chat = live.http.post("/v1/chat/completions", json=body, timeout=120).json()
+    node = {"id": "a", "op": "llm", "params": body}
+    run = live.http.post(PATH, json={"nodes": [node]}, timeout=120).json()
+    assert run["outputs"]["a"]["text"] == chat["choices"][0]["message"]["content"]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert run["usage"][name] == chat["usage"][name]
+
+
+def test_equal_nodes_of_concurrent_runs_are_generated_once(live: LiveServer) -> None:
+    body = {"nodes": [llm("a", "Tell a long story.", max_tokens=64, ignore_eos=True)]}
+    runs: list[dict[str, Any]] = []
+
+    def post() -> None:
+        runs.append(httpx.post(f"{live.url}{PATH}", json=body, timeout=120).json())
+
+    threads = [threading.Thread(target=post) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    texts = {run["outputs"]["a"]["text"] for run in runs}
+    assert len(texts) == 1
+    assert sorted(run["nodes"]["a"]["shared"] for run in runs) == ["inflight"] * 3 + ["none"]
+    assert sum(run["usage"]["completion_tokens"] for run in runs) == 64
+
+
+def test_cancel_frees_the_seat_within_a_second(live: LiveServer) -> None:
+    until(lambda: num_running(live) == 0, within_s=30)
+    node = llm("a", "Count.", max_tokens=900, ignore_eos=True)
+    run = live.http.post(PATH, json={"nodes": [node], "background": True}).json()
+    until(lambda: num_running(live) == 1, within_s=30)
+    answer = live.http.post(f"{PATH}/{run['id']}/cancel", json={}).json()
+    assert answer["status"] == "cancelled"
+    until(lambda: num_running(live) == 0, within_s=1.0)
+
+
+def test_deltas_stream_while_the_node_runs(live: LiveServer) -> None:
+    node = llm("a", "Count to ten.", stream=True, max_tokens=20, ignore_eos=True)
+    with live.http.stream("POST", PATH, json={"nodes": [node], "stream": True}) as response:
+        events = [
+            json.loads(line.removeprefix("data: "))
+            for line in response.iter_lines()
+            if line.startswith("data: {")
+        ]
+    deltas = [event for event in events if event["type"] == "node.delta"]
+    assert len(deltas) > 5
+    assert deltas[0]["created_at"] < deltas[-1]["created_at"]
+    assert "".join(e["text"] for e in deltas) == events[-1]["outputs"]["a"]["text"]

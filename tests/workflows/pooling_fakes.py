@@ -1,0 +1,89 @@
+"""Pooling models that do what a test says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+
+from workflows.errors import NodeFailed
+from workflows.operators.base import NodeContext
+from workflows.pooling import BadItem, Computed, Pair, Vector
+
+
+def context(tenant: str = "t", **fields: Any) -> NodeContext:
+    return NodeContext(
+        **{
+            "run_id": "run_1",
+            "node_id": "n",
+            "tenant": tenant,
+            "idempotency_key": "run_1:n",
+            **fields,
+        }
+    )
+
+
+@dataclass
+class FakeModel:
+    """Embeds and scores. calls: the items of each. gate: that each call waits for."""
+
+    name: str = "fake"
+    revision: str = "1"
+    dimension: int = 4
+    max_tokens: int = 64
+    tokenizer_file: Path | None = None
+    gate: anyio.Event | None = None
+    failures: dict[Any, NodeFailed] = field(default_factory=dict)
+    names_the_bad: bool = True
+    calls: list[list[Any]] = field(default_factory=list)
+    num_cancelled: int = 0
+
+    async def embed(self, texts: Sequence[str], *, truncate: bool) -> list[Computed[Vector]]:
+        await self._work(texts)
+        return [Computed(vector_of(text, self.dimension), len(text)) for text in texts]
+
+    async def score(self, pairs: Sequence[Pair], *, truncate: bool) -> list[Computed[float]]:
+        await self._work(pairs)
+        return [Computed(float(len(right)), 1) for _, right in pairs]
+
+    async def _work(self, items: Sequence[Any]) -> None:
+        self.calls.append(list(items))
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+        except BaseException:
+            self.num_cancelled += 1
+            raise
+        for index, item in enumerate(items):
+            failure = self.failures.get(item)
+            if failure is not None and self.names_the_bad and not failure.is_retryable:
+                raise BadItem(index, failure)
+            if failure is not None:
+                raise failure
+
+
+@dataclass
+class FakeModels:
+    model: FakeModel = field(default_factory=FakeModel)
+
+    async def embedding(self, name: str | None) -> FakeModel:
+        return self._named(name)
+
+    async def scoring(self, name: str | None) -> FakeModel:
+        return self._named(name)
+
+    def _named(self, name: str | None) -> FakeModel:
+        if name not in (None, self.model.name):
+            raise NodeFailed(f"no model {name}", code="model_not_found", is_retryable=False)
+        return self.model
+
+
+def vector_of(text: str, dimension: int) -> Vector:
+    """The same for the same text, and hardly ever for another one."""
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+    return np.random.default_rng(seed).normal(size=dimension).astype(np.float32)

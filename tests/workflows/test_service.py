@@ -1,0 +1,316 @@
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.workflows.fakes import Echo, EchoParams, Work, checked, echo
+from workflows.checked import CheckedWorkflow, check_workflow
+from workflows.errors import InvalidWorkflow, NodeFailed, RunNotFound, TooManyRuns
+from workflows.operators.base import NodeContext
+from workflows.service import Run, WorkflowService
+from workflows.signature import Identity
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[WorkflowService]:
+    async with WorkflowService(max_active=5, max_kept=3) as service:
+        yield service
+
+
+async def ended(run: Run) -> Run:
+    with anyio.fail_after(5):
+        await run.ended.wait()
+    run.state.check_invariants()
+    return run
+
+
+async def sleep_long(params: EchoParams, context: NodeContext) -> None:
+    await anyio.sleep(60)
+
+
+async def test_a_run_goes_through_its_nodes(service: WorkflowService) -> None:
+    workflow = checked(echo("a", "{{ inputs.q }}"), echo("b", "{{ nodes.a.output.text }}!"))
+    run = await ended(service.submit(workflow, {"q": "hi"}, tenant="t"))
+    assert run.state.outputs == {"b": {"text": "hi!", "number": 0.0, "items": []}}
+    kinds = [event.type for event in await run.events.after(0)]
+    assert kinds[0] == "run.created"
+    assert kinds[-1] == "run.completed"
+    assert kinds.count("node.completed") == 2
+    assert service.num_active == 0
+
+
+async def test_nodes_run_side_by_side(service: WorkflowService) -> None:
+    both = anyio.Event()
+    seen = []
+
+    async def meet(params: EchoParams, context: NodeContext) -> None:
+        seen.append(context.node_id)
+        if len(seen) == 2:
+            both.set()
+        await both.wait()
+
+    await ended(service.submit(checked(echo("a"), echo("b"), work=meet), {}, tenant=""))
+
+
+async def test_partial_output_is_an_event(service: WorkflowService) -> None:
+    async def speak(params: EchoParams, context: NodeContext) -> None:
+        context.emit("one")
+        context.emit("two")
+
+    run = await ended(service.submit(checked(echo("a"), work=speak), {}, tenant=""))
+    events = await run.events.after(0)
+    assert [e.data["text"] for e in events if e.type == "node.delta"] == ["one", "two"]
+
+
+async def test_a_node_is_tried_again_with_the_same_key(service: WorkflowService) -> None:
+    keys = []
+
+    async def fail_twice(params: EchoParams, context: NodeContext) -> None:
+        keys.append((context.idempotency_key, context.attempt))
+        if context.attempt < 3:
+            raise NodeFailed("no", code="busy", is_retryable=True)
+
+    retry = {"max_attempts": 3, "backoff_s": 0.0}
+    run = await ended(
+        service.submit(checked(echo("a", retry=retry), work=fail_twice), {}, tenant="")
+    )
+    assert run.state.status == "completed"
+    assert keys == [(f"{run.id}:a", attempt) for attempt in (1, 2, 3)]
+
+
+async def test_a_try_that_takes_too_long_fails(service: WorkflowService) -> None:
+    workflow = checked(echo("a", timeout_s=0.01), work=sleep_long)
+    run = await ended(service.submit(workflow, {}, tenant=""))
+    assert run.state.failure is not None
+    assert run.state.failure.code == "timeout"
+
+
+async def test_parameters_are_checked_once_they_are_rendered(service: WorkflowService) -> None:
+    workflow = checked({"id": "a", "op": "echo", "params": {"items": "{{ inputs.q }}"}})
+    run = await ended(service.submit(workflow, {"q": "no list"}, tenant=""))
+    assert run.state.failure is not None
+    assert run.state.failure.code == "invalid_params"
+    assert "params.items" in run.state.failure.message
+
+
+async def test_a_bug_in_an_operator_ends_its_run_only(
+    service: WorkflowService, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def crash(params: EchoParams, context: NodeContext) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    run = await ended(service.submit(checked(echo("a"), work=crash), {}, tenant=""))
+    assert run.state.failure is not None
+    assert run.state.failure.code == "internal_error"
+    assert "secret" not in run.state.failure.message
+    assert "secret detail" in caplog.text
+    fine = await ended(service.submit(checked(echo("a")), {}, tenant=""))
+    assert fine.state.status == "completed"
+
+
+async def test_cancel_stops_the_work(service: WorkflowService) -> None:
+    stopped = []
+
+    async def until_stopped(params: EchoParams, context: NodeContext) -> None:
+        try:
+            await anyio.sleep(60)
+        finally:
+            stopped.append(context.node_id)
+
+    workflow = checked(echo("a"), echo("b"), echo("c", depends_on=["a"]), work=until_stopped)
+    run = service.submit(workflow, {}, tenant="")
+    await anyio.wait_all_tasks_blocked()
+    service.cancel(run)
+    await ended(run)
+    assert sorted(stopped) == ["a", "b"]
+    assert run.state.status == "cancelled"
+    service.cancel(run)
+
+
+async def test_cancel_in_the_moment_of_submission_stops_it_too(service: WorkflowService) -> None:
+    run = service.submit(checked(echo("a"), work=sleep_long), {}, tenant="")
+    service.cancel(run)
+    await ended(run)
+    assert run.state.status == "cancelled"
+
+
+async def test_a_deadline_ends_the_run(service: WorkflowService) -> None:
+    run = service.submit(checked(echo("a"), work=sleep_long, deadline_s=0.02), {}, tenant="")
+    await ended(run)
+    assert run.state.status == "incomplete"
+    assert service.num_active == 0
+
+
+async def test_a_deadline_does_not_outlive_the_run(service: WorkflowService) -> None:
+    await ended(service.submit(checked(echo("a"), deadline_s=3600.0), {}, tenant=""))
+
+
+async def test_tenants_do_not_see_each_other(service: WorkflowService) -> None:
+    run = await ended(service.submit(checked(echo("a")), {}, tenant="alice"))
+    assert service.find(run.id, tenant="alice") is run
+    with pytest.raises(RunNotFound):
+        service.find(run.id, tenant="bob")
+    assert service.runs(tenant="alice") == [run]
+    assert service.runs(tenant="bob") == []
+
+
+async def test_limits_are_kept(service: WorkflowService) -> None:
+    for _ in range(5):
+        await ended(service.submit(checked(echo("a")), {}, tenant=""))
+    assert len(service.runs(tenant="")) == 3
+    slow: Any = checked(echo("a"), work=sleep_long)
+    for _ in range(5):
+        service.submit(slow, {}, tenant="")
+    with pytest.raises(TooManyRuns):
+        service.submit(slow, {}, tenant="")
+
+
+async def test_wrong_inputs_start_nothing(service: WorkflowService) -> None:
+    workflow = checked(echo("a"), input_schema={"required": ["q"]})
+    with pytest.raises(InvalidWorkflow):
+        service.submit(workflow, {}, tenant="")
+    assert service.runs(tenant="") == []
+
+
+async def test_leaving_cancels_what_runs() -> None:
+    async with WorkflowService() as service:
+        run = service.submit(checked(echo("a"), work=sleep_long), {}, tenant="")
+        await anyio.wait_all_tasks_blocked()
+    assert run.state.status == "cancelled"
+    assert run.ended.is_set()
+
+
+class Sharing(Echo):
+    """Echo, whose work may be shared unless its text begins with a question mark."""
+
+    def identity(self, params: EchoParams) -> Identity:
+        sampled = "it is a question" if params.text.startswith("?") else ""
+        return Identity(content=params.model_dump(), sampled=sampled, wants_deltas=True)
+
+
+def sharing(*nodes: dict[str, Any], work: Work | None = None) -> CheckedWorkflow:
+    return check_workflow({"nodes": list(nodes)}, {"echo": Sharing(work)})
+
+
+async def test_equal_nodes_of_concurrent_runs_are_one_execution(service: WorkflowService) -> None:
+    executed = []
+    may_end = anyio.Event()
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        executed.append(context.run_id)
+        context.emit("said")
+        await may_end.wait()
+
+    runs = [
+        service.submit(sharing(echo("a", "{{ inputs.q }}"), work=wait), {"q": "x"}, tenant=tenant)
+        for tenant in ("alice", "alice", "bob")
+    ]
+    await anyio.wait_all_tasks_blocked()
+    may_end.set()
+    for run in runs:
+        await ended(run)
+    # One of alice's, and bob's own.
+    assert executed == [runs[0].id, runs[2].id]
+    assert [run.state.nodes["a"].shared for run in runs] == ["none", "inflight", "none"]
+    assert runs[1].state.usage == {"tokens": 0, "shared_tokens": 0}
+    for run in runs:
+        said = [e.data["text"] for e in await run.events.after(0) if e.type == "node.delta"]
+        assert said == ["said"]
+    kinds = [event.type for event in await runs[1].events.after(0)]
+    assert kinds.count("node.shared") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "executions"),
+    [
+        ("x", {}, 1),
+        ("x", {"scope": "none"}, 4),
+        ("x", {"scope": "run"}, 2),
+        ("?", {}, 4),
+        ("?", {"sampled": True}, 1),
+    ],
+)
+async def test_the_author_says_what_is_shared(
+    service: WorkflowService, text: str, share: dict[str, Any], executions: int
+) -> None:
+    executed = []
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        executed.append(context.node_id)
+        await anyio.sleep(0.01)
+
+    nodes = [echo(name, text, share=share) for name in ("a", "b")]
+    for run in [service.submit(sharing(*nodes, work=wait), {}, tenant="") for _ in range(2)]:
+        await ended(run)
+    assert len(executed) == executions
+
+
+async def test_a_salt_keeps_nodes_apart_and_a_ttl_lets_later_ones_share(
+    service: WorkflowService,
+) -> None:
+    kept = {"cache": {"ttl_s": 60.0}}
+    for share, expected in (("", "none"), ("", "cache"), ("s", "none"), ("s", "cache")):
+        node = echo("a", "x", share={"salt": share}, **kept)
+        run = await ended(service.submit(sharing(node), {}, tenant=""))
+        assert run.state.nodes["a"].shared == expected
+        assert run.state.nodes["a"].shared_reason
+
+
+async def test_cancelling_one_sharer_leaves_the_other(service: WorkflowService) -> None:
+    may_end = anyio.Event()
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        await may_end.wait()
+
+    first, second = (
+        service.submit(sharing(echo("a", "x"), work=wait), {}, tenant="") for _ in range(2)
+    )
+    await anyio.wait_all_tasks_blocked()
+    service.cancel(first)
+    await ended(first)
+    may_end.set()
+    assert (await ended(second)).state.status == "completed"
+    assert second.state.usage == {"tokens": 1}
+
+
+async def test_the_time_limit_of_one_sharer_is_its_own(service: WorkflowService) -> None:
+    may_end = anyio.Event()
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        await may_end.wait()
+
+    hasty = service.submit(sharing(echo("a", "x", timeout_s=0.02), work=wait), {}, tenant="")
+    patient = service.submit(sharing(echo("a", "x"), work=wait), {}, tenant="")
+    assert (await ended(hasty)).state.status == "failed"
+    may_end.set()
+    assert (await ended(patient)).state.status == "completed"
+
+
+async def test_each_sharer_of_a_failure_has_its_own_tries(service: WorkflowService) -> None:
+    attempts = []
+
+    async def fail_once(params: EchoParams, context: NodeContext) -> None:
+        attempts.append(context.run_id)
+        await anyio.sleep(0.01)
+        if len(attempts) == 1:
+            raise NodeFailed("no", code="busy", is_retryable=True)
+
+    retry = {"max_attempts": 2, "backoff_s": 0.0}
+    tries = service.submit(sharing(echo("a", "x", retry=retry), work=fail_once), {}, tenant="")
+    gives_up = service.submit(sharing(echo("a", "x"), work=fail_once), {}, tenant="")
+    assert (await ended(gives_up)).state.status == "failed"
+    assert (await ended(tries)).state.status == "completed"
+    assert len(attempts) == 2
+
+
+async def test_a_bug_in_shared_work_ends_its_runs_only(service: WorkflowService) -> None:
+    async def crash(params: EchoParams, context: NodeContext) -> None:
+        raise ZeroDivisionError
+
+    for _ in range(2):
+        run = await ended(service.submit(sharing(echo("a", "x"), work=crash), {}, tenant=""))
+        assert run.state.failure is not None
+        assert run.state.failure.code == "internal_error"

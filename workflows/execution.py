@@ -1,0 +1,138 @@
+"""One try of one node: parameters checked, time limited, equal work shared."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+from pydantic import BaseModel, ValidationError
+
+from workflows.complaints import complaints, shown_path
+from workflows.errors import NodeFailed
+from workflows.operators.base import NodeContext, NodeResult
+from workflows.run_state import StartNode
+from workflows.shared_work import Emit, Shared, SharedWork
+from workflows.signature import Identity, Shareable, signature
+
+logger = logging.getLogger(__name__)
+
+_REASONS: dict[Shared, str] = {
+    "none": "no equal work was there: it ran itself",
+    "inflight": "equal work was running",
+    "cache": "equal work was done before",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A node's result. shared: whose work it was; reason: why."""
+
+    result: NodeResult
+    shared: Shared
+    reason: str
+
+
+class NodeExecutor:
+    """Does the work of nodes, equal work once.
+
+    tasks: where shared work runs.
+    """
+
+    def __init__(self, work: SharedWork, tasks: TaskGroup) -> None:
+        self._work = work
+        self._tasks = tasks
+        self._secret = secrets.token_bytes(32)
+
+    async def execute(self, start: StartNode, context: NodeContext) -> Outcome:
+        """Raises NodeFailed, and nothing else."""
+        params = _checked_params(start)
+        spec, operator = start.node.spec, start.node.operator
+        identity = operator.identity(params) if isinstance(operator, Shareable) else None
+        if identity is not None and not identity.wants_deltas:
+            context = context.emitting(lambda _: None)
+        with anyio.move_on_after(spec.timeout_s):
+            reason = _why_not(start, identity)
+            if reason or identity is None:
+                result = await _run(start, params, context, context.emit)
+                return Outcome(result=result, shared="none", reason=reason)
+            return await self._shared(start, params, context, identity)
+        message = f"took longer than {spec.timeout_s:g} s"
+        raise NodeFailed(message, code="timeout", is_retryable=True)
+
+    async def _shared(
+        self,
+        start: StartNode,
+        params: Any,
+        context: NodeContext,
+        identity: Identity,
+    ) -> Outcome:
+        share = start.node.spec.share
+        scope = f"tenant {context.tenant}"
+        if share.scope == "run":
+            scope += f" run {context.run_id}"
+        key = signature(
+            start.node.operator.name, identity, scope=scope, salt=share.salt, secret=self._secret
+        )
+
+        async def work(emit: Emit) -> NodeResult:
+            return await _run(start, params, context, emit)
+
+        cache = start.node.spec.cache
+        ttl_s = None if cache is None else cache.ttl_s
+        expected = self._work.how(key, ttl_s=ttl_s)
+        if expected != "none":
+            context.note_shared(expected)
+        result, shared = await self._work.result(
+            key, work, emit=context.emit, ttl_s=ttl_s, tasks=self._tasks
+        )
+        if shared != "none":
+            result = _without_cost(result)
+        return Outcome(result=result, shared=shared, reason=_REASONS[shared])
+
+
+def _why_not(start: StartNode, identity: Identity | None) -> str:
+    """Why a node's work is its own; empty if it may be shared."""
+    share = start.node.spec.share
+    if share.scope == "none":
+        return "share.scope is none"
+    if identity is None:
+        return f"{start.node.operator.name} has nothing to share"
+    return "" if share.sampled else identity.sampled
+
+
+def _checked_params(start: StartNode) -> BaseModel:
+    """The rendered parameters as the operator takes them. Raises NodeFailed."""
+    model = start.node.operator.params
+    try:
+        return model.model_validate(start.params)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+    found = complaints(errors, start.params, model)
+    message = "; ".join(
+        f"{shown_path(('params', *one.path))}: {one.message}" for one in islice(found, 5)
+    )
+    raise NodeFailed(message, code="invalid_params", is_retryable=False)
+
+
+async def _run(start: StartNode, params: Any, context: NodeContext, emit: Emit) -> NodeResult:
+    """The operator's own work. Raises NodeFailed."""
+    try:
+        return await start.node.operator.run(params, context.emitting(emit))
+    except NodeFailed:
+        raise
+    except Exception:
+        # The boundary of an operator's own code: its bug ends the node, not the server.
+        logger.exception("node %s of run %s failed", context.node_id, context.run_id)
+        raise NodeFailed("internal error", code="internal_error", is_retryable=False) from None
+
+
+def _without_cost(result: NodeResult) -> NodeResult:
+    """For one who shared: what it cost is counted where it was done."""
+    usage = dict.fromkeys(result.usage, 0)
+    usage["shared_tokens"] = result.usage.get("total_tokens", 0)
+    return NodeResult(output=result.output, usage=usage, may_be_kept=result.may_be_kept)

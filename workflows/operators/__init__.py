@@ -1,0 +1,1 @@
+"""The kinds of work that nodes do."""

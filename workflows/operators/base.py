@@ -1,0 +1,88 @@
+"""What an operator is: one kind of work that a node can do.
+
+A new operator is a class that implements `Operator`, in a file of its own, and a line where the
+server puts its operators together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel
+
+JsonType = Literal["string", "number", "integer", "boolean", "object", "array", "any"]
+Output = dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeResult:
+    """output: JSON, with the fields that the operator declares. usage: tokens by name.
+
+    may_be_kept: whether the result is whole, so that it can answer equal work later.
+    """
+
+    output: Output
+    usage: dict[str, int] = field(default_factory=dict)
+    may_be_kept: bool = True
+
+
+async def _nothing_nested(inputs: dict[str, Any]) -> NodeResult:
+    raise AssertionError("this operator has no nested workflow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeContext:
+    """Where a node's work happens.
+
+    tenant: whose run it is. idempotency_key: the same for every try of this node in this run, and
+    for none else. attempt: from 1. emit: takes text of a partial output as it is made. note_shared:
+    is told when the node waits for equal work, or finds it done. run_nested: runs the workflow that
+    stands in the node's parameters; its result is that run's outputs and usage. Raises NodeFailed.
+    """
+
+    run_id: str
+    node_id: str
+    tenant: str
+    idempotency_key: str
+    attempt: int = 1
+    emit: Callable[[str], None] = lambda _: None
+    note_shared: Callable[[str], None] = lambda _: None
+    run_nested: Callable[[dict[str, Any]], Awaitable[NodeResult]] = _nothing_nested
+
+    def emitting(self, emit: Callable[[str], None]) -> NodeContext:
+        """The same with another taker of partial output."""
+        return replace(self, emit=emit)
+
+
+class Operator(Protocol):
+    """One kind of work.
+
+    params: what a node's `params` must be once templates are rendered.
+    outputs: the fields of its output and their JSON types; None if only a run can tell.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def params(self) -> type[BaseModel]: ...
+
+    @property
+    def outputs(self) -> Mapping[str, JsonType] | None: ...
+
+    async def run(self, params: Any, context: NodeContext) -> NodeResult:
+        """Does the work. params: an instance of `self.params`. Raises NodeFailed."""
+        ...
+
+
+@runtime_checkable
+class Nesting(Protocol):
+    """An operator with a workflow in its parameters, which is checked and not rendered.
+
+    nested_param: the parameter that holds it.
+    """
+
+    @property
+    def nested_param(self) -> str: ...

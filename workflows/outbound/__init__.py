@@ -1,0 +1,1 @@
+"""What workflows ask of the world outside, without being led where they must not go."""

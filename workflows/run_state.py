@@ -1,0 +1,337 @@
+"""One run of a workflow, as a pure state machine: what has happened in, what to do next out.
+
+States of a node:
+
+    pending ──► running ──► completed
+       │           │ └────► waiting (for its next try) ──► running
+       │           ├──────► failed
+       │           └──────► cancelled
+       ├──► skipped
+       └──► cancelled
+
+A node starts as soon as all that it depends on has ended; there are no levels. It is skipped where
+its `when` is false, where `on_error: skip` takes its failure, and where everything that it depends
+on was skipped. The output of a skipped node is null.
+
+A run ends when all of its nodes have ended: `completed`; `failed` with the first node whose failure
+nothing takes, which stops all others; `cancelled` on request; `incomplete` when its deadline is
+over.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from workflows.checked import CheckedNode, CheckedWorkflow
+from workflows.errors import NodeFailed, TemplateError
+from workflows.operators.base import NodeResult
+
+NodeStatus = Literal["pending", "running", "waiting", "completed", "failed", "skipped", "cancelled"]
+RunStatus = Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
+
+ENDED = frozenset({"completed", "failed", "skipped", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a node or a run failed. node_id: of the node that failed, in a run's failure."""
+
+    code: str
+    message: str
+    node_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartNode:
+    """Run a node's work after `delay_s`. params: rendered, not yet checked by the operator."""
+
+    node: CheckedNode
+    params: Any
+    attempt: int
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopNode:
+    """Stop a node's work, or the wait for it. Nothing needs to be reported."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """Something that those who watch the run learn. type: `node.completed`, `run.failed`, …"""
+
+    type: str
+    node_id: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+Command = StartNode | StopNode | Happened
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeState:
+    """One node of one run. Times are of the clock that the caller passes, in seconds.
+
+    shared: whose work its result is: its own (`none`), or another node's (`inflight`, `cache`).
+    """
+
+    node: CheckedNode
+    num_missing: int
+    children: list[str] = field(default_factory=list)
+    status: NodeStatus = "pending"
+    attempt: int = 0
+    output: dict[str, Any] | None = None
+    failure: Failure | None = None
+    usage: dict[str, int] = field(default_factory=dict)
+    shared: str = "none"
+    shared_reason: str = ""
+    started_s: float | None = None
+    finished_s: float | None = None
+
+
+class RunState:
+    """Holds one run. Every method returns the commands that follow, in order.
+
+    rng: for the jitter of retries.
+    """
+
+    def __init__(
+        self,
+        workflow: CheckedWorkflow,
+        inputs: Mapping[str, Any],
+        *,
+        now_s: float,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.workflow = workflow
+        self.inputs = inputs
+        self.status: RunStatus = "queued"
+        self.failure: Failure | None = None
+        self.outputs: dict[str, Any] | None = None
+        self.created_s = now_s
+        self.finished_s: float | None = None
+        self._rng = rng or random.Random()
+        self.nodes = {
+            name: NodeState(node=node, num_missing=len(node.dependencies))
+            for name, node in workflow.nodes.items()
+        }
+        self._num_open = len(self.nodes)
+        # What templates see: each node's output, status and error.
+        self._views: dict[str, dict[str, Any]] = {}
+        for name, node in workflow.nodes.items():
+            for parent in node.dependencies:
+                self.nodes[parent].children.append(name)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.finished_s is not None
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The sum over all nodes, by name."""
+        total: dict[str, int] = {}
+        for state in self.nodes.values():
+            for name, count in state.usage.items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+    def start(self, *, now_s: float) -> list[Command]:
+        """Begin: every node without dependencies is ready."""
+        assert self.status == "queued"
+        self.status = "in_progress"
+        commands: list[Command] = [Happened(type="run.created")]
+        ready = [name for name, state in self.nodes.items() if not state.num_missing]
+        return commands + self._advance(ready, now_s)
+
+    def work_started(self, node_id: str, *, now_s: float) -> list[Command]:
+        """The work of a node begins, the first time or again."""
+        state = self.nodes[node_id]
+        if state.status not in ("running", "waiting"):
+            return []
+        state.status = "running"
+        if state.started_s is None:
+            state.started_s = now_s
+        return [Happened(type="node.started", node_id=node_id, data={"attempt": state.attempt})]
+
+    def work_completed(
+        self,
+        node_id: str,
+        result: NodeResult,
+        *,
+        now_s: float,
+        shared: str = "none",
+        shared_reason: str = "",
+    ) -> list[Command]:
+        """The work of a node is done. shared, shared_reason: whose work it was, and why."""
+        state = self.nodes[node_id]
+        if state.status != "running":
+            return []
+        state.output, state.usage = result.output, result.usage
+        state.shared, state.shared_reason = shared, shared_reason
+        commands = self._end_node(state, "completed", now_s)
+        return commands + self._advance(self._released(state), now_s)
+
+    def work_failed(self, node_id: str, error: NodeFailed, *, now_s: float) -> list[Command]:
+        """The work of a node failed: another try, or the end of the node."""
+        state = self.nodes[node_id]
+        if state.status != "running":
+            return []
+        retry = state.node.spec.retry
+        if error.is_retryable and state.attempt < retry.max_attempts:
+            return self._try_again(state, error, now_s)
+        commands = self._give_up(state, Failure(code=error.code, message=error.message), now_s)
+        return commands + self._advance(self._released(state), now_s)
+
+    def cancel(self, *, now_s: float) -> list[Command]:
+        """Stop everything. Does nothing if the run has ended."""
+        return self._end_run("cancelled", None, now_s)
+
+    def expire(self, *, now_s: float) -> list[Command]:
+        """The deadline has passed."""
+        limit_s = self.workflow.spec.deadline_s
+        failure = Failure(code="deadline_exceeded", message=f"not done within {limit_s:g} s")
+        return self._end_run("incomplete", failure, now_s)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if the state cannot be. For tests and simulation."""
+        open_nodes = [state for state in self.nodes.values() if state.status not in ENDED]
+        assert self._num_open == len(open_nodes)
+        for state in self.nodes.values():
+            missing = [
+                parent
+                for parent in state.node.dependencies
+                if self.nodes[parent].status not in ENDED
+            ]
+            assert state.num_missing == len(missing)
+            assert state.status in ("pending", "cancelled") or not missing
+            assert (state.finished_s is not None) == (state.status in ENDED)
+        if self.has_ended:
+            assert not open_nodes
+            assert self.status not in ("queued", "in_progress")
+        elif self.status == "in_progress":
+            assert any(state.status in ("running", "waiting") for state in open_nodes)
+
+    def _advance(self, ready: list[str], now_s: float) -> list[Command]:
+        """Go on with nodes whose dependencies have ended, and with those that they release."""
+        commands: list[Command] = []
+        for name in ready:
+            if self.has_ended:
+                return commands
+            state = self.nodes[name]
+            commands += self._make_ready(state, now_s)
+            if state.status in ENDED:
+                ready += self._released(state)
+        if not self._num_open and not self.has_ended:
+            commands += self._complete(now_s)
+        return commands
+
+    def _make_ready(self, state: NodeState, now_s: float) -> list[Command]:
+        """A node whose dependencies have ended: start it, skip it, or see it fail at once."""
+        node = state.node
+        parents = [self.nodes[parent] for parent in node.dependencies]
+        if parents and all(parent.status == "skipped" for parent in parents):
+            return self._end_node(state, "skipped", now_s)
+        scope = {"inputs": self.inputs, "nodes": self._views}
+        try:
+            if node.when is not None and not node.when.render(scope):
+                return self._end_node(state, "skipped", now_s)
+            params = node.params.render(scope)
+        except TemplateError as error:
+            failure = Failure(code="template_error", message=error.message)
+            return self._give_up(state, failure, now_s)
+        state.status, state.attempt = "running", 1
+        return [
+            Happened(type="node.ready", node_id=node.spec.id),
+            StartNode(node=node, params=params, attempt=1),
+        ]
+
+    def _try_again(self, state: NodeState, error: NodeFailed, now_s: float) -> list[Command]:
+        retry, node = state.node.spec.retry, state.node
+        scope = {"inputs": self.inputs, "nodes": self._views}
+        wait_s = min(retry.backoff_s * 2 ** (state.attempt - 1), retry.max_backoff_s)
+        wait_s *= 1 - retry.jitter * self._rng.random()
+        state.attempt += 1
+        state.status = "waiting"
+        data = {"attempt": state.attempt, "delay_s": wait_s, "error": _error(error)}
+        return [
+            Happened(type="node.retrying", node_id=node.spec.id, data=data),
+            StartNode(
+                node=node,
+                params=node.params.render(scope),
+                attempt=state.attempt,
+                delay_s=wait_s,
+            ),
+        ]
+
+    def _give_up(self, state: NodeState, failure: Failure, now_s: float) -> list[Command]:
+        """A node's last failure, and what `on_error` makes of it."""
+        state.failure = failure
+        spec = state.node.spec
+        if spec.on_error == "skip":
+            return self._end_node(state, "skipped", now_s)
+        if spec.on_error == "default":
+            state.output = dict(spec.default or {})
+            return self._end_node(state, "completed", now_s)
+        commands = self._end_node(state, "failed", now_s)
+        whole = Failure(code=failure.code, message=failure.message, node_id=spec.id)
+        return commands + self._end_run("failed", whole, now_s)
+
+    def _end_node(self, state: NodeState, status: NodeStatus, now_s: float) -> list[Command]:
+        state.status, state.finished_s = status, now_s
+        self._num_open -= 1
+        name = state.node.spec.id
+        for child in state.children:
+            self.nodes[child].num_missing -= 1
+        failure = None if state.failure is None else _error(state.failure)
+        self._views[name] = {"output": state.output, "status": status, "error": failure}
+        data: dict[str, Any] = {} if failure is None else {"error": failure}
+        if status == "completed":
+            data["output"] = state.output
+            data["shared"] = state.shared
+        return [Happened(type=f"node.{status}", node_id=name, data=data)]
+
+    def _released(self, state: NodeState) -> list[str]:
+        """The children that waited for this node alone."""
+        if state.status not in ENDED:
+            return []
+        return [
+            child
+            for child in state.children
+            if not self.nodes[child].num_missing and self.nodes[child].status == "pending"
+        ]
+
+    def _complete(self, now_s: float) -> list[Command]:
+        scope = {"inputs": self.inputs, "nodes": self._views}
+        try:
+            self.outputs = self.workflow.outputs.render(scope)
+        except TemplateError as error:
+            failure = Failure(code="template_error", message=f"outputs: {error.message}")
+            return self._end_run("failed", failure, now_s)
+        return self._end_run("completed", None, now_s)
+
+    def _end_run(self, status: RunStatus, failure: Failure | None, now_s: float) -> list[Command]:
+        if self.has_ended:
+            return []
+        self.status, self.failure, self.finished_s = status, failure, now_s
+        commands: list[Command] = []
+        for name, state in self.nodes.items():
+            if state.status in ENDED:
+                continue
+            if state.status in ("running", "waiting"):
+                commands.append(StopNode(node_id=name))
+            commands += self._end_node(state, "cancelled", now_s)
+        data: dict[str, Any] = {} if failure is None else {"error": _error(failure)}
+        if status == "completed":
+            data["outputs"] = self.outputs
+        return [*commands, Happened(type=f"run.{status}", data=data)]
+
+
+def _error(failure: Failure | NodeFailed) -> dict[str, Any]:
+    error = {"code": failure.code, "message": failure.message}
+    node_id = getattr(failure, "node_id", None)
+    return error if node_id is None else {**error, "node_id": node_id}

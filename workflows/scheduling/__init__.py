@@ -1,0 +1,1 @@
+"""Which ready node runs next, on what, with whom: pure decisions, events in and commands out."""

@@ -1,0 +1,163 @@
+"""Equal work is done once: the first who needs it starts it, the others subscribe.
+
+The work belongs to none of them. It runs in a task of its own, until the last subscriber has left;
+so nobody's cancellation, timeout or failure touches the others. When it fails, every subscriber
+learns that, and decides with its own budget whether to try again; the first to do so starts it
+anew, the others find it running.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import anyio
+import orjson
+from anyio.abc import TaskGroup
+
+from workflows.errors import NodeFailed
+from workflows.operators.base import NodeResult
+
+Emit = Callable[[str], None]
+Work = Callable[[Emit], Awaitable[NodeResult]]
+Shared = Literal["none", "inflight", "cache"]
+
+# Python's own cost of a kept result, roughly.
+_ENTRY_BYTES = 512
+
+
+@dataclass(slots=True, eq=False)
+class _Subscriber:
+    emit: Emit
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """One execution, and those who wait for it.
+
+    owner: who accounts for its cost, once it is done: the first who still waits.
+    """
+
+    subscribers: dict[_Subscriber, None] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    done: anyio.Event = field(default_factory=anyio.Event)
+    result: NodeResult | None = None
+    error: NodeFailed | None = None
+    owner: _Subscriber | None = None
+
+    def emit(self, text: str) -> None:
+        self.said.append(text)
+        for subscriber in self.subscribers:
+            subscriber.emit(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    result: NodeResult
+    said: str
+    num_bytes: int
+    kept_s: float
+
+
+class SharedWork:
+    """Work by signature.
+
+    max_bytes: of results that are kept; those used longest ago go first.
+    """
+
+    def __init__(self, *, max_bytes: int = 64 * 1024 * 1024) -> None:
+        self._max_bytes = max_bytes
+        self._groups: dict[str, _Group] = {}
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self.num_bytes = 0
+        self.num_executed = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._groups)
+
+    def how(self, key: str, *, ttl_s: float | None) -> Shared:
+        """What `result` would find now."""
+        if self._find(key, ttl_s) is not None:
+            return "cache"
+        return "inflight" if key in self._groups else "none"
+
+    async def result(
+        self, key: str, work: Work, *, emit: Emit, ttl_s: float | None, tasks: TaskGroup
+    ) -> tuple[NodeResult, Shared]:
+        """The result of `work`, or of equal work, and where it came from.
+
+        emit: gets all text of the output, that from before this call at once. ttl_s: how old a kept
+        result may be, and whether this one is kept; None for no. tasks: where the work runs. Raises
+        the work's NodeFailed.
+        """
+        kept = self._find(key, ttl_s)
+        if kept is not None:
+            self._kept.move_to_end(key)
+            if kept.said:
+                emit(kept.said)
+            return kept.result, "cache"
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group()
+            tasks.start_soon(self._execute, key, group, work)
+        return await self._subscribe(key, group, emit, ttl_s)
+
+    async def _subscribe(
+        self, key: str, group: _Group, emit: Emit, ttl_s: float | None
+    ) -> tuple[NodeResult, Shared]:
+        subscriber = _Subscriber(emit)
+        if group.said:
+            emit("".join(group.said))
+        group.subscribers[subscriber] = None
+        try:
+            await group.done.wait()
+        finally:
+            del group.subscribers[subscriber]
+            if not group.subscribers and not group.done.is_set():
+                group.scope.cancel()
+                # Whoever comes now must not wait for what is being stopped.
+                self._forget(key, group)
+        if group.error is not None:
+            error = group.error
+            raise NodeFailed(error.message, code=error.code, is_retryable=error.is_retryable)
+        assert group.result is not None
+        if ttl_s is not None and group.result.may_be_kept:
+            self._keep(key, group.result, "".join(group.said))
+        return group.result, "none" if group.owner is subscriber else "inflight"
+
+    async def _execute(self, key: str, group: _Group, work: Work) -> None:
+        self.num_executed += 1
+        try:
+            with group.scope:
+                group.result = await work(group.emit)
+        except NodeFailed as error:
+            group.error = error
+        finally:
+            self._forget(key, group)
+            group.owner = next(iter(group.subscribers), None)
+            group.done.set()
+
+    def _forget(self, key: str, group: _Group) -> None:
+        if self._groups.get(key) is group:
+            del self._groups[key]
+
+    def _find(self, key: str, ttl_s: float | None) -> _Kept | None:
+        kept = self._kept.get(key)
+        if kept is None or ttl_s is None or anyio.current_time() - kept.kept_s > ttl_s:
+            return None
+        return kept
+
+    def _keep(self, key: str, result: NodeResult, said: str) -> None:
+        if key in self._kept:
+            self.num_bytes -= self._kept.pop(key).num_bytes
+        num_bytes = len(orjson.dumps(result.output)) + len(said.encode()) + _ENTRY_BYTES
+        if num_bytes > self._max_bytes:
+            return
+        self._kept[key] = _Kept(result, said, num_bytes, anyio.current_time())
+        self.num_bytes += num_bytes
+        while self.num_bytes > self._max_bytes:
+            self.num_bytes -= self._kept.popitem(last=False)[1].num_bytes

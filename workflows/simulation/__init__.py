@@ -1,0 +1,1 @@
+"""The workflow scheduler on simulated resources, in virtual time."""

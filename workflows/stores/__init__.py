@@ -1,0 +1,1 @@
+"""What workflows keep: Postgres with pgvector, embedded or anywhere else."""
