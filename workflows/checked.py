@@ -8,7 +8,7 @@ type is not what the parameter takes, and cycles.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +20,15 @@ from workflows.complaints import Path, complaints, nearest, shown_path
 from workflows.errors import InvalidWorkflow, Problem, TemplateError
 from workflows.graph import find_cycle, topological_order
 from workflows.operators.base import JsonType, Nesting, Operator
-from workflows.spec import Node, Workflow
-from workflows.templates import Reference, Template, compile_condition
+from workflows.spec import MAX_NODES, Node, Workflow
+from workflows.templates import Reference, Template, code_chars, compile_condition
 from workflows.values import TemplatedValue, compile_value
 
 MAX_PROBLEMS = 100
 MAX_DEPTH = 4
+MAX_CODE_CHARS = 131_072
+# Hints at what was meant are given for so many problems only: each looks through all names.
+_MAX_HINTS = 10
 MAX_MESSAGE_CHARS = 300
 
 # A custom check of a value with a template in it may complain of what is not known yet.
@@ -59,7 +62,7 @@ class CheckedWorkflow:
 
 def check_workflow(document: Any, operators: Mapping[str, Operator]) -> CheckedWorkflow:
     """Raises InvalidWorkflow with every problem that is found (at most MAX_PROBLEMS)."""
-    return _Checker(operators, depth=0).check(document)
+    return _Checker(operators, _Whole()).check(document)
 
 
 def check_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> None:
@@ -78,11 +81,20 @@ def check_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> None:
         raise InvalidWorkflow(problems[:MAX_PROBLEMS])
 
 
-class _Checker:
-    """One document's check; collects problems."""
+@dataclass(slots=True)
+class _Whole:
+    """What a document and those inside it have together, since a check must not cost more."""
 
-    def __init__(self, operators: Mapping[str, Operator], *, depth: int) -> None:
+    num_nodes: int = 0
+    code_chars: int = 0
+
+
+class _Checker:
+    """One document's check; collects problems. depth: how many documents are around it."""
+
+    def __init__(self, operators: Mapping[str, Operator], whole: _Whole, *, depth: int = 0) -> None:
         self._operators = operators
+        self._whole = whole
         self._depth = depth
         self._problems: list[Problem] = []
         self._ids: dict[str, Node | None] = {}
@@ -94,6 +106,7 @@ class _Checker:
         workflow = self._parse(Workflow, document, ())
         if workflow is None:
             raise InvalidWorkflow(self._problems)
+        self._check_size(workflow, document)
         self._check_schema(workflow)
         nodes = [
             (index, self._parse(Node, raw, ("nodes", index)))
@@ -115,6 +128,20 @@ class _Checker:
             outputs=outputs,
         )
 
+    def _check_size(self, workflow: Workflow, document: Any) -> None:
+        """Raises InvalidWorkflow at once where the rest would take long to check."""
+        self._whole.num_nodes += len(workflow.nodes)
+        if self._whole.num_nodes > MAX_NODES:
+            self._report(("nodes",), "too_long", f"all together there may be {MAX_NODES} nodes")
+            raise InvalidWorkflow(self._problems)
+        if self._depth:
+            return
+        self._whole.code_chars = sum(map(code_chars, _texts(document)))
+        if self._whole.code_chars > MAX_CODE_CHARS:
+            message = f"all templates may have {MAX_CODE_CHARS:,} characters in braces together"
+            self._report(("nodes",), "too_long", message)
+            raise InvalidWorkflow(self._problems)
+
     def _note_id(self, index: int, node: Node | None, raw: Any) -> None:
         """Ids of nodes that are wrong elsewhere count too, so that references to them are fine."""
         name = node.id if node is not None else raw.get("id") if isinstance(raw, dict) else None
@@ -131,6 +158,9 @@ class _Checker:
         self._problems.append(
             Problem(path=shown_path(path), code=code, message=message[:MAX_MESSAGE_CHARS])
         )
+
+    def _hint(self, name: str, known: Iterable[str]) -> str:
+        return nearest(name, known) if len(self._problems) < _MAX_HINTS else ""
 
     def _parse(self, kind: type[Any], raw: Any, path: Path) -> Any:
         """An instance of a pydantic model, or None and problems."""
@@ -159,7 +189,7 @@ class _Checker:
         num_before = len(self._problems)
         operator = self._operators.get(node.op)
         if operator is None:
-            hint = nearest(node.op, self._operators)
+            hint = self._hint(node.op, self._operators)
             self._report((*path, "op"), "unknown_operator", f"there is no {node.op!r}{hint}")
         params_path = (*path, "params")
         params = compile_value(
@@ -203,7 +233,7 @@ class _Checker:
         if self._depth + 1 >= MAX_DEPTH:
             self._report(path, "too_deep", f"workflows nest {MAX_DEPTH} deep at most")
             return None
-        inner = _Checker(self._operators, depth=self._depth + 1)
+        inner = _Checker(self._operators, self._whole, depth=self._depth + 1)
         try:
             return inner.check(node.params[operator.nested_param])
         except InvalidWorkflow as error:
@@ -235,7 +265,7 @@ class _Checker:
             elif reference.root == "inputs":
                 name = reference.path[0]
                 if self._input_names is not None and name not in self._input_names:
-                    hint = nearest(name, self._input_names)
+                    hint = self._hint(name, self._input_names)
                     self._report(path, "unknown_input", f"there is no input {name!r}{hint}")
             elif self._check_id(reference.path[0], path):
                 found.add(reference.path[0])
@@ -245,7 +275,7 @@ class _Checker:
     def _check_id(self, name: str, path: Path) -> bool:
         if name in self._ids:
             return True
-        hint = nearest(name, self._ids)
+        hint = self._hint(name, self._ids)
         self._report(path, "unknown_node", f"there is no node {name!r}{hint}")
         return False
 
@@ -259,7 +289,7 @@ class _Checker:
             return
         fields = self._output_fields(node_id)
         if rest[0] == "output" and len(rest) > 1 and fields is not None and rest[1] not in fields:
-            message = f"the output of {node_id!r} has no {rest[1]!r}{nearest(rest[1], fields)}"
+            message = f"the output of {node_id!r} has no {rest[1]!r}{self._hint(rest[1], fields)}"
             self._report(path, "unknown_field", message)
 
     def _output_fields(self, node_id: str) -> Mapping[str, JsonType] | None:
@@ -346,6 +376,18 @@ def _schema_validator(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Valida
 
 def _no_retrieval(uri: str) -> Any:
     raise ValueError(f"$ref to {uri[:200]} is not followed; write the schema in place")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, keys not."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:

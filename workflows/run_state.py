@@ -28,6 +28,7 @@ from typing import Any, Literal
 from workflows.checked import CheckedNode, CheckedWorkflow
 from workflows.errors import NodeFailed, TemplateError
 from workflows.operators.base import NodeResult
+from workflows.templates import RenderBudget
 
 NodeStatus = Literal["pending", "running", "waiting", "completed", "failed", "skipped", "cancelled"]
 RunStatus = Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
@@ -77,7 +78,8 @@ Command = StartNode | StopNode | Happened
 class NodeState:
     """One node of one run. Times are of the clock that the caller passes, in seconds.
 
-    shared: whose work its result is: its own (`none`), or another node's (`inflight`, `cache`).
+    params: rendered, while it runs. shared: whose work its result is: its own (`none`), or another
+    node's (`inflight`, `cache`).
     """
 
     node: CheckedNode
@@ -85,6 +87,7 @@ class NodeState:
     children: list[str] = field(default_factory=list)
     status: NodeStatus = "pending"
     attempt: int = 0
+    params: Any = None
     output: dict[str, Any] | None = None
     failure: Failure | None = None
     usage: dict[str, int] = field(default_factory=dict)
@@ -97,7 +100,7 @@ class NodeState:
 class RunState:
     """Holds one run. Every method returns the commands that follow, in order.
 
-    rng: for the jitter of retries.
+    rng: for the jitter of retries. rendering: the budget of the run around it, if there is one.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class RunState:
         *,
         now_s: float,
         rng: random.Random | None = None,
+        rendering: RenderBudget | None = None,
     ) -> None:
         self.workflow = workflow
         self.inputs = inputs
@@ -116,6 +120,7 @@ class RunState:
         self.created_s = now_s
         self.finished_s: float | None = None
         self._rng = rng or random.Random()
+        self.rendering = rendering or RenderBudget(now_s)
         self.nodes = {
             name: NodeState(node=node, num_missing=len(node.dependencies))
             for name, node in workflow.nodes.items()
@@ -237,14 +242,15 @@ class RunState:
         if parents and all(parent.status == "skipped" for parent in parents):
             return self._end_node(state, "skipped", now_s)
         scope = {"inputs": self.inputs, "nodes": self._views}
+        budget = self.rendering.refill(now_s)
         try:
-            if node.when is not None and not node.when.render(scope):
+            if node.when is not None and not node.when.render(scope, budget):
                 return self._end_node(state, "skipped", now_s)
-            params = node.params.render(scope)
+            params = node.params.render(scope, budget)
         except TemplateError as error:
             failure = Failure(code="template_error", message=error.message)
             return self._give_up(state, failure, now_s)
-        state.status, state.attempt = "running", 1
+        state.status, state.attempt, state.params = "running", 1, params
         return [
             Happened(type="node.ready", node_id=node.spec.id),
             StartNode(node=node, params=params, attempt=1),
@@ -252,7 +258,6 @@ class RunState:
 
     def _try_again(self, state: NodeState, error: NodeFailed, now_s: float) -> list[Command]:
         retry, node = state.node.spec.retry, state.node
-        scope = {"inputs": self.inputs, "nodes": self._views}
         wait_s = min(retry.backoff_s * 2 ** (state.attempt - 1), retry.max_backoff_s)
         wait_s *= 1 - retry.jitter * self._rng.random()
         state.attempt += 1
@@ -262,7 +267,7 @@ class RunState:
             Happened(type="node.retrying", node_id=node.spec.id, data=data),
             StartNode(
                 node=node,
-                params=node.params.render(scope),
+                params=state.params,
                 attempt=state.attempt,
                 delay_s=wait_s,
             ),
@@ -282,7 +287,7 @@ class RunState:
         return commands + self._end_run("failed", whole, now_s)
 
     def _end_node(self, state: NodeState, status: NodeStatus, now_s: float) -> list[Command]:
-        state.status, state.finished_s = status, now_s
+        state.status, state.finished_s, state.params = status, now_s, None
         self._num_open -= 1
         name = state.node.spec.id
         for child in state.children:
@@ -308,7 +313,7 @@ class RunState:
     def _complete(self, now_s: float) -> list[Command]:
         scope = {"inputs": self.inputs, "nodes": self._views}
         try:
-            self.outputs = self.workflow.outputs.render(scope)
+            self.outputs = self.workflow.outputs.render(scope, self.rendering.refill(now_s))
         except TemplateError as error:
             failure = Failure(code="template_error", message=f"outputs: {error.message}")
             return self._end_run("failed", failure, now_s)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
+import orjson
 from anyio.abc import TaskGroup
 
 from workflows.checked import CheckedNode, CheckedWorkflow, check_inputs
@@ -30,8 +31,8 @@ class Run:
     """One run.
 
     wall_s: the wall clock when it was created. root: the outermost run around it, of which
-    num_nested counts those inside. ended: is set once its last event was logged and all
-    of its work has stopped.
+    num_nested counts those inside, and num_bytes what all their nodes have put out. ended: is set
+    once its last event was logged and all of its work has stopped.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Run:
     state: RunState
     root: Run | None = None
     num_nested: int = 0
+    num_bytes: int = 0
     events: RunEvents = field(default_factory=RunEvents)
     ended: anyio.Event = field(default_factory=anyio.Event)
     _scopes: dict[str, anyio.CancelScope] = field(default_factory=dict)
@@ -55,7 +57,8 @@ class WorkflowService:
 
     max_active: runs at once. max_kept, max_kept_s: how many ended runs can still be asked for, and
     for how long. max_cache_bytes: of results that equal nodes may use again.
-    max_nested: runs inside one run, all together.
+    max_nested: runs inside one run, all together. max_run_bytes: of the outputs of one run's nodes,
+    as JSON. max_kept_bytes: of those of all ended runs.
     """
 
     def __init__(
@@ -66,11 +69,16 @@ class WorkflowService:
         max_kept_s: float = 3600.0,
         max_cache_bytes: int = 64 * 1024 * 1024,
         max_nested: int = 10_000,
+        max_run_bytes: int = 64 * 1024 * 1024,
+        max_kept_bytes: int = 256 * 1024 * 1024,
     ) -> None:
         self._max_active = max_active
         self._max_kept = max_kept
         self._max_kept_s = max_kept_s
         self._max_nested = max_nested
+        self._max_run_bytes = max_run_bytes
+        self._max_kept_bytes = max_kept_bytes
+        self._kept_bytes = 0
         self._active: dict[str, Run] = {}
         self._kept: OrderedDict[str, Run] = OrderedDict()
         self._group: TaskGroup | None = None
@@ -133,7 +141,12 @@ class WorkflowService:
             tenant=tenant,
             wall_s=wall_s,
             root=root,
-            state=RunState(workflow, inputs, now_s=now_s),
+            state=RunState(
+                workflow,
+                inputs,
+                now_s=now_s,
+                rendering=None if root is None else root.state.rendering,
+            ),
         )
         if workflow.spec.deadline_s is not None:
             self._spawn(run, "", self._expire, run, workflow.spec.deadline_s)
@@ -202,6 +215,7 @@ class WorkflowService:
         if run.root is None:
             self._active.pop(run.id, None)
             self._kept[run.id] = run
+            self._kept_bytes += run.num_bytes
             self._forget_old()
 
     def _forget_old(self) -> None:
@@ -210,9 +224,11 @@ class WorkflowService:
             run = next(iter(self._kept.values()))
             ended_s = run.state.finished_s
             assert ended_s is not None
-            if len(self._kept) <= self._max_kept and ended_s >= oldest_s:
+            is_room = len(self._kept) <= self._max_kept and self._kept_bytes <= self._max_kept_bytes
+            if is_room and ended_s >= oldest_s:
                 return
             del self._kept[run.id]
+            self._kept_bytes -= run.num_bytes
 
     async def _expire(self, run: Run, deadline_s: float) -> None:
         await anyio.sleep(deadline_s)
@@ -236,6 +252,7 @@ class WorkflowService:
         assert self._executor is not None
         try:
             outcome = await self._executor.execute(start, context)
+            self._count_bytes(run, outcome.result)
         except NodeFailed as error:
             now_s = anyio.current_time()
             self._carry_out(run, state.work_failed(node_id, error, now_s=now_s))
@@ -248,6 +265,14 @@ class WorkflowService:
             shared_reason=outcome.reason,
         )
         self._carry_out(run, commands)
+
+    def _count_bytes(self, run: Run, result: NodeResult) -> None:
+        """Raises NodeFailed if the run would hold too much."""
+        root = run.root or run
+        root.num_bytes += len(orjson.dumps(result.output))
+        if root.num_bytes > self._max_run_bytes:
+            message = f"a run may hold {self._max_run_bytes:,} bytes of outputs at most"
+            raise NodeFailed(message, code="output_too_large", is_retryable=False)
 
     async def _run_nested(self, run: Run, node: CheckedNode, inputs: dict[str, Any]) -> NodeResult:
         """A run inside a node. It is cancelled with the node, and counts to the run around it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from workflows.complaints import Path
 from workflows.errors import TemplateError
-from workflows.templates import Template, compile_template
+from workflows.templates import RenderBudget, Template, compile_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class TemplatedValue:
     raw: Any
     templates: Mapping[Path, Template]
 
-    def render(self, scope: Mapping[str, Any]) -> Any:
-        """The value over `scope`. Raises TemplateError."""
-        return self.replaced(lambda _, template: template.render(scope))
+    def render(self, scope: Mapping[str, Any], budget: RenderBudget | None = None) -> Any:
+        """The value over `scope`. Raises TemplateError. budget: see `Template.render`."""
+        return self.replaced(lambda _, template: template.render(scope, budget))
 
     def replaced(self, value_of: Callable[[Path, Template], Any]) -> Any:
         """The value with another in each template's place. Shares what has none with `raw`."""

@@ -1,9 +1,10 @@
+import time
 from typing import Any
 
 import pytest
 
 from tests.workflows.fakes import checked, echo, operators
-from workflows.checked import check_inputs, check_workflow
+from workflows.checked import MAX_CODE_CHARS, MAX_PROBLEMS, check_inputs, check_workflow
 from workflows.errors import InvalidWorkflow
 from workflows.spec import MAX_NODES
 
@@ -146,3 +147,27 @@ def test_inputs_are_held_to_their_schema() -> None:
     assert [one.path for one in caught.value.problems] == ["inputs.q"]
     with pytest.raises(InvalidWorkflow, match="required"):
         check_inputs(workflow, {})
+
+
+def test_documents_inside_count_to_the_whole() -> None:
+    many = [echo(f"n{i}") for i in range(MAX_NODES // 2)]
+    inner = {"id": "inner", "op": "workflow", "params": {"workflow": {"nodes": many}}}
+    other = {**inner, "id": "other"}
+    checked(inner)
+    assert ("nodes.1.params.workflow.nodes", "too_long") in problems(inner, other)
+
+
+def test_code_is_bounded_over_all_templates() -> None:
+    code = "{{ inputs.q }}" * 500
+    nodes = [echo(f"n{i}", code) for i in range(MAX_CODE_CHARS // len(code))]
+    checked(*nodes)
+    inner = {"id": "x", "op": "workflow", "params": {"workflow": {"nodes": [echo("a", code)]}}}
+    assert problems(*nodes, inner) == [("nodes", "too_long")]
+
+
+def test_many_unknown_names_do_not_take_long() -> None:
+    nodes = [echo(f"n{i}" + "x" * 50, depends_on=[f"m{i}" + "x" * 50]) for i in range(MAX_NODES)]
+    begun_s = time.monotonic()
+    assert len(problems(*nodes)) == MAX_PROBLEMS
+    # Generous: a hint for each would take a minute.
+    assert time.monotonic() - begun_s < 10

@@ -1,3 +1,4 @@
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -314,3 +315,34 @@ async def test_a_bug_in_shared_work_ends_its_runs_only(service: WorkflowService)
         run = await ended(service.submit(sharing(echo("a", "x"), work=crash), {}, tenant=""))
         assert run.state.failure is not None
         assert run.state.failure.code == "internal_error"
+
+
+async def test_a_run_holds_only_so_much() -> None:
+    async with WorkflowService(max_run_bytes=1000) as service:
+        fits = await ended(service.submit(checked(echo("a", "x" * 600)), {}, tenant=""))
+        assert fits.state.status == "completed"
+        nodes = [echo("a", "x" * 600), echo("b", "{{ nodes.a.output.text }}")]
+        run = await ended(service.submit(checked(*nodes), {}, tenant=""))
+        assert run.state.failure is not None
+        assert run.state.failure.code == "output_too_large"
+
+
+async def test_ended_runs_are_forgotten_when_they_hold_too_much() -> None:
+    async with WorkflowService(max_kept_bytes=1500) as service:
+        runs = [
+            await ended(service.submit(checked(echo("a", "x" * 600)), {}, tenant=""))
+            for _ in range(3)
+        ]
+        assert service.runs(tenant="") == runs[:0:-1]
+
+
+async def test_templates_of_a_run_take_only_so_long(service: WorkflowService) -> None:
+    slow = "{% for a in inputs.l %}{{ a }}{% endfor %}"
+    nodes = [echo(f"n{i}", slow, on_error="skip") for i in range(200)]
+    begun_s = time.monotonic()
+    run = await ended(service.submit(checked(*nodes), {"l": list(range(20_000))}, tenant=""))
+    assert time.monotonic() - begun_s < 5
+    failures = [state.failure for state in run.state.nodes.values()]
+    assert failures[0] is None
+    assert failures[-1] is not None
+    assert "altogether" in failures[-1].message

@@ -8,6 +8,7 @@ from workflows.templates import (
     MAX_RENDER_S,
     MAX_SOURCE_CHARS,
     Reference,
+    RenderBudget,
     compile_condition,
     compile_template,
 )
@@ -162,3 +163,12 @@ def test_a_condition_needs_no_braces() -> None:
     assert compile_condition("{{ inputs.n > 5 }}").render(SCOPE) is False
     with pytest.raises(TemplateError, match="one expression"):
         compile_condition("{{ inputs.n }} and {{ inputs.q }}")
+
+
+def test_a_budget_is_spent_and_refills_with_time() -> None:
+    template = compile_template("{% for a in inputs.l %}{% endfor %}")
+    budget = RenderBudget(start_s=10.0, burst_s=0.001, share=0.1).refill(10.0)
+    template.render({"inputs": {"l": list(range(50_000))}}, budget)
+    with pytest.raises(TemplateError, match="altogether"):
+        template.render({"inputs": {"l": []}}, budget)
+    assert template.render({"inputs": {"l": []}}, budget.refill(1000.0)) == ""

@@ -21,9 +21,11 @@ def _listed(value: Any) -> Any:
 
 Texts = Annotated[
     list[str],
-    Field(min_length=1, max_length=MAX_TEXTS),
+    Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True),
     # Not a union: of several ways to be wrong, one says what is meant.
-    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+    BeforeValidator(
+        _listed, json_schema_input_type=str | Annotated[list[str], Field(fail_fast=True)]
+    ),
 ]
 
 

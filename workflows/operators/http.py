@@ -45,7 +45,9 @@ class Expect(Document):
     """What counts as success. status: one of these; by default any from 200 to 299. json: the body
     must be JSON."""
 
-    status: list[Annotated[int, Field(ge=100, le=599)]] | None = None
+    status: Annotated[list[Annotated[int, Field(ge=100, le=599)]], Field(fail_fast=True)] | None = (
+        None
+    )
     is_json: bool = Field(default=False, alias="json")
 
 

@@ -71,7 +71,7 @@ class IngestParams(Document):
     """
 
     collection: CollectionName
-    documents: Annotated[list[TextOrDocument], Field(max_length=MAX_DOCUMENTS)]
+    documents: Annotated[list[TextOrDocument], Field(max_length=MAX_DOCUMENTS, fail_fast=True)]
     chunk: ChunkParams = Field(default_factory=ChunkParams)
     metric: Metric | None = None
     model: str | None = None

@@ -28,7 +28,9 @@ class SearchParams(Document):
 
     collection: CollectionName
     query: str | None = None
-    embedding: Annotated[list[Finite], Field(min_length=1, max_length=16_384)] | None = None
+    embedding: (
+        Annotated[list[Finite], Field(min_length=1, max_length=16_384, fail_fast=True)] | None
+    ) = None
     top_k: Annotated[int, Field(ge=1, le=1000)] = 10
     filter: dict[str, JsonValue] = Field(default_factory=dict)
     min_score: float | None = None

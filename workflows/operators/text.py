@@ -32,7 +32,7 @@ class TemplateOperator:
 class MergeParams(Document):
     """lists: joined in order. unique: of equal items only the first stays."""
 
-    lists: list[list[Any]]
+    lists: Annotated[list[list[Any]], Field(fail_fast=True)]
     unique: bool = False
 
 
