@@ -11,6 +11,9 @@ from placement.errors import InvalidInput
 from placement.estimator import PipelineEstimate, Stage
 from placement.hardware import Offer
 
+# What adding up in another order makes of a bound that is reached.
+_ROUNDING = 1e-12
+
 Objective = Literal["throughput-per-dollar", "throughput", "cost-for-load"]
 
 
@@ -128,4 +131,5 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        return abs(self.bound - self.value) / self.value if self.value else math.inf
+        gap = abs(self.bound - self.value) / self.value if self.value else math.inf
+        return 0.0 if gap < _ROUNDING else gap

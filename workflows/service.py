@@ -165,7 +165,7 @@ class WorkflowService:
         """A tenant's runs, the newest first."""
         self._forget_old()
         runs = [*self._kept.values(), *self._active.values()]
-        mine = [run for run in runs if run.tenant == tenant]
+        mine = [run for run in reversed(runs) if run.tenant == tenant]
         return sorted(mine, key=lambda run: run.state.created_s, reverse=True)
 
     def cancel(self, run: Run) -> None:
