@@ -15,6 +15,7 @@ from placement.optimizer.cluster import Cluster, make_cluster
 from placement.optimizer.columns import Chosen, Column, found_columns, plan_pipelines, search_sets
 from placement.optimizer.fleet import Fleet, best_fleet, make_packing
 from placement.optimizer.large import Generation
+from placement.optimizer.latency import latency_limits
 from placement.optimizer.machines import check_offers
 from placement.optimizer.pricing import best_ratio
 from placement.optimizer.search import TOLERANCE
@@ -54,7 +55,7 @@ def solve(
     cluster = make_cluster(offers, estimator, goal)
     if not fits(cluster):
         raise does_not_fit(cluster)
-    chosen, fleet = _choose(cluster, clock)
+    chosen, fleet = _choose_within(cluster, clock)
     if clock.is_over():
         fleet = replace(fleet, bound=_tighter(fleet, goal, ceiling(cluster)))
     return Plan(
@@ -72,6 +73,34 @@ def _tighter(fleet: Fleet, goal: Goal, other: float) -> float:
     if goal.objective == "cost-for-load":
         return min(max(fleet.bound, other), fleet.value)
     return max(min(fleet.bound, other), fleet.value)
+
+
+def _choose_within(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
+    """The best fleet within latencies that are sums over stages, which are hard to bound.
+
+    Often they bind nothing. So the best fleet without them is sought first, for half of the time:
+    if it keeps them, it is the best with them too; if not, its bound still holds.
+    """
+    if cluster.latency is None or not cluster.latency.has_sums:
+        return _choose(cluster, clock)
+    goal = cluster.goal
+    loose = _without_sums(cluster)
+    half = replace(clock, time_limit_s=clock.time_limit_s / 2)
+    chosen, free = _choose(loose, half)
+    if all(goal.latency_factor(column.estimate) == 1 for column, _ in chosen):
+        return chosen, free
+    chosen, fleet = _choose(cluster, clock)
+    return chosen, replace(fleet, bound=_tighter(fleet, goal, free.bound))
+
+
+def _without_sums(cluster: Cluster) -> Cluster:
+    """The same without limits on latencies that are sums over the stages."""
+    if cluster.estimator.fidelity.reading == "batch":
+        goal = replace(cluster.goal, slo_ttft_s=None, slo_tpot_s=None, slo_latency_s=None)
+    else:
+        goal = replace(cluster.goal, slo_ttft_s=None)
+    latency = latency_limits(goal, cluster.estimator, cluster.shapes)
+    return replace(cluster, goal=goal, latency=latency)
 
 
 def _choose(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
