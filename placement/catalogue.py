@@ -33,8 +33,8 @@ class _Entry(BaseModel):
 class GpuFigures(_Entry):
     """tflops: dense; bandwidth_gb_per_s: of the GPU's memory, in 10^9 bytes per second."""
 
-    tflops: float = Field(gt=0)
-    bandwidth_gb_per_s: float = Field(gt=0)
+    tflops: float = Field(ge=1e-6, le=1e6)
+    bandwidth_gb_per_s: float = Field(ge=1e-6, le=1e6)
     source: str = "the user's file"
 
 
@@ -44,7 +44,7 @@ class GpuEntry(_Entry):
     fabric: what usually joins several of them in one machine.
     """
 
-    memory_mib: float = Field(gt=0)
+    memory_mib: float = Field(ge=1, le=1e9)
     spec: GpuFigures
     calibrated: GpuFigures
     arithmetic: Literal["bf16", "fp16"] = "bf16"
@@ -55,8 +55,8 @@ class GpuEntry(_Entry):
 class LinkFigures(_Entry):
     """A link inside a machine, in the α-β model."""
 
-    latency_us: float = Field(ge=0)
-    bandwidth_gb_per_s: float = Field(gt=0)
+    latency_us: float = Field(ge=0, le=1e9)
+    bandwidth_gb_per_s: float = Field(ge=1e-6, le=1e6)
     source: str = "the user's file"
 
     def link(self) -> Link:
@@ -73,15 +73,15 @@ class FabricEntry(_Entry):
 class NetworkFigures(_Entry):
     """usable: share of a machine's network bandwidth that tensors get."""
 
-    latency_us: float = Field(ge=0)
-    usable: float = Field(gt=0, le=1)
+    latency_us: float = Field(ge=0, le=1e9)
+    usable: float = Field(ge=1e-6, le=1)
     source: str = "the user's file"
 
 
 class NetworkEntry(_Entry):
     """What joins machines. default_gbit_per_s: where a machine's own speed is not known."""
 
-    default_gbit_per_s: float = Field(gt=0)
+    default_gbit_per_s: float = Field(ge=1e-6, le=1e6)
     spec: NetworkFigures
     calibrated: NetworkFigures
 
@@ -93,12 +93,12 @@ class ShapeEntry(_Entry):
     """
 
     gpu: str
-    num_gpus: int = Field(ge=1)
+    num_gpus: int = Field(ge=1, le=64)
     provider: Provider = "own"
     fabric: str | None = None
     network: str = _USUAL_NETWORK
-    network_gbit_per_s: float | None = Field(default=None, gt=0)
-    price_usd_per_hour: float | None = Field(default=None, gt=0)
+    network_gbit_per_s: float | None = Field(default=None, ge=1e-6, le=1e6)
+    price_usd_per_hour: float | None = Field(default=None, ge=1e-6, le=1e6)
     price_source: str | None = None
 
 

@@ -126,7 +126,10 @@ def test_an_empty_profile_changes_nothing(shipped: Catalogue, tmp_path: Path) ->
             "gpus:\n  L4:\n    calibrated: {tflop: 3}",
             r"line 3: gpus\.L4\.calibrated\.tflop: there is no such key; did you mean tflops",
         ),
-        ("gpus:\n  L4: {memory_mib: -1}", r"line 2: gpus\.L4\.memory_mib: must be above 0"),
+        (
+            "gpus:\n  L4: {memory_mib: -1}",
+            r"line 2: gpus\.L4\.memory_mib: must be at least 1, not -1",
+        ),
         ("gpus: {X1: {memory_mib: 5}}", r"gpus\.X1\.spec: is missing"),
         (
             "shapes:\n  box: {gpu: L40, num_gpus: 1}",
