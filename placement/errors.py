@@ -9,7 +9,9 @@ PlacementError
 from __future__ import annotations
 
 import difflib
+import os.path
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class PlacementError(Exception):
@@ -34,6 +36,11 @@ class UnreadableFile(InvalidInput):
 
 class Infeasible(PlacementError):
     """Nothing that the input describes can hold the model, or reach what was asked for."""
+
+
+def user_path(text: str) -> Path:
+    """A path as it was typed, `~` replaced where that user is known."""
+    return Path(os.path.expanduser(text))  # Path's raises for users not known
 
 
 def why_unreadable(error: OSError | ValueError) -> str:
