@@ -118,6 +118,40 @@ def test_nothing_but_json_is_printed(cluster: Path) -> None:
     assert json.loads(ended.stdout)["gap"] == 0
 
 
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (">&-", "shuntyard: standard output is closed\n"),
+        (
+            ">/dev/full",
+            "shuntyard: standard output cannot be written: no space left on device\n",
+        ),
+    ],
+)
+def test_an_output_that_takes_no_answer_is_one_line(output: str, message: str) -> None:
+    command = f"{sys.executable} -m server hardware --json {output}"
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, message)
+
+
+def test_an_interrupt_is_one_line(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def solve(*_: Any, **__: Any) -> Plan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optimizer, "solve", solve)
+    assert plan(cluster) == 130
+    assert capsys.readouterr() == ("", "shuntyard: stopped; there is no answer\n")
+
+
+def test_a_name_that_no_file_can_have_is_no_model(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert refused(capsys, plan(cluster, model="m" * 5000)).startswith("--model: ")
+
+
 def test_a_search_of_the_papers_that_takes_too_long_is_one_line(
     cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +257,17 @@ def test_formats_of_the_model_are_overridden(cluster: Path, asked: list[dict[str
         (["--workload", "azure"], "--workload: 'azure' is not known; did you mean azure-conv"),
         (["--workload", "0x10"], "--workload: must be at least 1"),
         (["--workload", "10x10@fast"], "--workload: 'fast' is no rate"),
+        (["--workload", "10x10@inf"], "--workload: 'inf' is no rate"),
+        (["--workload", "10x10@1e999"], "--workload: '1e999' is no rate"),
+        (["--workload", "10x10@1e300"], "--workload: must be at most 1000000000 requests/s"),
+        (["--workload", "10000001x10"], "--workload: must be at most 10000000 tokens"),
+        (["--workload", f"10x{'9' * 5000}"], "--workload: must be at most 10000000 tokens"),
+        (["--slo-ttft", f"{'9' * 400}s"], "--slo-ttft: must be at most 1000000000 s"),
+        (["--max-price", "1e300"], "--max-price: must be at most 1000000000, not 1e300"),
+        (["--cluster", "/"], "--cluster: /: is a folder, not a file"),
+        (["--cluster", "~nobody-here/c.yaml"], "--cluster: ~nobody-here/c.yaml: there is no such"),
+        (["--hardware", "/"], "--hardware: /: is a folder, not a file"),
+        (["--solver", "paper", "--beam", "9" * 5000], "--beam: must be at most 1000, not 999"),
         (["--workload", "10x10@-2"], "--workload: must be positive"),
         (
             ["--workload", "40000x1000"],
@@ -380,14 +425,19 @@ def test_figures_of_the_spec_sheet_can_be_asked_for(capsys: pytest.CaptureFixtur
 def test_an_estimate_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert estimate("--gpu", "L4", "--layers", "1", "--bare", "--batch", "5000") == 0
     shown = capsys.readouterr().out
+    assert shown.startswith("1 layer on 1x L4, 5000 requests (763 in")
     assert "up_gate" in shown
-    assert "does not fit" in shown
+    assert "the KV cache of 5000 requests does not fit" in shown
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--gpu", "L40"], "--gpu: 'L40' is not known; did you mean L40S"),
+        (["--gpu", "L4", "--input", "90000"], "--input and --output: 90232 tokens a request are"),
+        (["--gpu", "L4", "--input", "9" * 20], "--input: must be at most 10000000, not 999"),
+        (["--gpu", "L4", "--tp", "65"], "--tp: must be at most 64, not 65"),
+        (["--gpu", "L4", "--tp", "²"], "--tp: '²' is no whole number"),
         (["--gpu", "L4", "--tp", "0"], "--tp: must be at least 1, not 0"),
         (["--gpu", "L4", "--tp", "3"], "TP 3 cannot split Qwen/Qwen3-32B (64 heads)"),
         (["--gpu", "L4", "--layers", "65"], "--layers: Qwen/Qwen3-32B has 64, not 65"),
