@@ -41,6 +41,7 @@ SOLVERS = ("exact", "paper")
 # No flag means more; what is, is a slip.
 _MOST, _MOST_OF = 10_000_000, {"tp": 64, "batch": 1_000_000, "beam": 1000, "layers": 1000}
 _MOST_NUMBER, _MOST_S = 1e9, 1e9
+_LONGEST_NAME = 200
 _QUOTE = "'"
 
 # What a field of the inputs is called on the command line.
@@ -153,6 +154,8 @@ def read_model(flags: Flags) -> ModelSpec:
     spec = find_model(name, **formats)
     if spec is not None:
         return spec
+    if len(name) > _LONGEST_NAME:
+        raise InvalidInput("model", f"there is no model of a name of {len(name)} characters")
     try:
         config = local_config(hub_config(name))
     except ModelUnavailable as error:

@@ -118,6 +118,27 @@ def test_nothing_but_json_is_printed(cluster: Path) -> None:
     assert json.loads(ended.stdout)["gap"] == 0
 
 
+def test_a_price_that_is_not_known_is_none(
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.write_text("offers:\n  - {gpu: L40S, price_usd_per_hour: 1.0}\n  - {gpu: A100-80}\n")
+    path = tmp_path / "plan.json"
+    flags = ["--objective", "throughput", "--output", str(path)]
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    assert plan(cluster, *flags, "--json", model=model) == 0
+    for answer in (json.loads(capsys.readouterr().out), json.loads(path.read_text())):
+        assert answer["price_usd_per_hour"] is None
+        prices = [one["price_usd_per_hour"] for one in answer["pipelines"]]
+        assert sorted(prices, key=str) == [1.0, None]
+    machines = [one["machines"][0] for one in answer["pipelines"]]
+    assert [one["price_usd_per_hour"] for one in machines] == prices
+    assert plan(cluster, *flags, "--explain", model=model) == 0
+    shown = capsys.readouterr().out
+    assert "price       not known" in shown
+    assert "requests/s, price not known, " in shown  # of a runner-up
+    assert "$0.00" not in shown
+
+
 @pytest.mark.parametrize(
     ("output", "message"),
     [
@@ -146,10 +167,10 @@ def test_an_interrupt_is_one_line(
 
 
 def test_a_name_that_no_file_can_have_is_no_model(
-    cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert refused(capsys, plan(cluster, model="m" * 5000)).startswith("--model: ")
+    line = refused(capsys, plan(cluster, model="m" * 5000))
+    assert line == "--model: there is no model of a name of 5000 characters"
 
 
 def test_a_search_of_the_papers_that_takes_too_long_is_one_line(
