@@ -179,8 +179,8 @@ def _picture(name: str, pipeline: PlannedPipeline, blocks: _Blocks) -> Group:
     of_each = "each " if name.startswith("pipelines") else ""
     title = Text.assemble(
         (name, "bold"),
-        f": {of_each}{estimate.batch} requests in flight, {estimate.throughput_rps:.3f} "
-        f"requests/s, {estimate.latency_s:.1f} s a request"
+        f": {of_each}{estimate.batch} request{_s(estimate.batch)} in flight, "
+        f"{estimate.throughput_rps:.3f} requests/s, {estimate.latency_s:.1f} s a request"
         + (f", ${price:.2f} an hour" if price else ""),
     )
     table = Table(box=None, pad_edge=False, header_style="dim")

@@ -162,6 +162,17 @@ def test_experts_count_as_in_the_config() -> None:
     assert sparse.num_dense_layers == 26
 
 
+def test_the_guide_lists_what_is_shipped() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "placement.md").read_text("utf-8")
+    rows = [line.split("|")[1:3] for line in guide.splitlines() if line.startswith("| ")]
+    listed = {
+        f"{publisher.strip()}/{name.strip()}"
+        for publisher, names in rows
+        for name in names.split(",")
+    }
+    assert set(known_models()) <= listed
+
+
 def test_a_folder_a_file_and_a_short_name_are_found(tmp_path: Path) -> None:
     _, config = known_config("phi-4") or ("", {})
     (tmp_path / "config.json").write_text(json.dumps(config))
