@@ -35,6 +35,7 @@ def run(command: str, flags: Mapping[str, Any]) -> int:
     input, 1 for an output that takes no answer, 130 for an interrupt."""
     try:
         check_stdout()
+        plan_inputs.check_values(flags)
         {"plan": planned, "estimate": estimated, "hardware": listed}[command](flags)
     except PlacementError as error:
         print(f"shuntyard: {plan_inputs.shown(error)}", file=sys.stderr)

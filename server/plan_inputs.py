@@ -41,7 +41,7 @@ SOLVERS = ("exact", "paper")
 # No flag means more; what is, is a slip.
 _MOST, _MOST_OF = 10_000_000, {"tp": 64, "batch": 1_000_000, "beam": 1000, "layers": 1000}
 _MOST_NUMBER, _MOST_S = 1e9, 1e9
-_LONGEST_NAME = 200
+_LONGEST_NAME, _LONGEST_LINE = 200, 1500
 _QUOTE = "'"
 
 # What a field of the inputs is called on the command line.
@@ -70,7 +70,15 @@ def shown(error: PlacementError) -> str:
     message = error.message
     if isinstance(error, InvalidInput) and error.field in _FLAGS:
         message = _FLAGS[error.field] + message.removeprefix(error.field)
-    return " ".join(message.split())
+    line = " ".join(message.split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
+
+
+def check_values(flags: Flags) -> None:
+    """Raises InvalidInput for `--flag=--`, of which argparse makes an empty list."""
+    for name, value in flags.items():
+        if isinstance(value, list):
+            raise _wrong(name, "needs a value")
 
 
 def number(flags: Flags, name: str, *, least: float = -math.inf) -> float | None:
@@ -83,7 +91,7 @@ def number(flags: Flags, name: str, *, least: float = -math.inf) -> float | None
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise _wrong(name, f"{text!r} is no number")
+        raise _wrong(name, f"{shortened(text)} is no number")
     if value < least:
         raise _wrong(name, f"must be at least {least:g}, not {text}")
     if value > _MOST_NUMBER:

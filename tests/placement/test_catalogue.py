@@ -145,3 +145,24 @@ def test_a_wrong_profile_is_named_by_line_and_field(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         shipped.with_profile(profile(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("corrections", "message"),
+    [
+        ("{step: 3}", r"corrections\.L4\.step: there is no such key; did you mean step_s"),
+        ("{step_s: .nan}", r"corrections\.L4\.step_s: must be a number of sane size"),
+        (
+            "{matmul: {depth: 1.0e+300}}",
+            r"corrections\.L4\.matmul\.depth: must be a number of sane",
+        ),
+        ("{step_s: 2024-01-01}", r"corrections\.L4\.step_s: must be a number"),
+    ],
+)
+def test_wrong_corrections_are_named(
+    shipped: Catalogue, tmp_path: Path, corrections: str, message: str
+) -> None:
+    profile = tmp_path / "profile.yaml"
+    profile.write_text(f"corrections:\n  L4: {corrections}")
+    with pytest.raises(InvalidInput, match=message):
+        shipped.with_profile(profile)
