@@ -7,7 +7,7 @@ shape is asked for. A user's file (`--hardware`) overrides figures and adds GPUs
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -15,14 +15,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from placement.errors import InvalidInput, unknown_name
+from placement.errors import InvalidInput, shortened, unknown_name
 from placement.hardware import Gpu, Link, Shape
-from placement.yaml_file import YamlFile, parse_yaml, read_yaml
+from placement.kernel_corrections import Corrections
+from placement.yaml_file import Place, YamlFile, nearest, parse_yaml, read_yaml
 
 Figures = Literal["spec", "calibrated"]
 Provider = Literal["aws", "gcp", "azure", "own"]
 
 _MIB, _TERA, _GIGA, _MICRO = 2.0**20, 1e12, 1e9, 1e-6
+_LARGEST_CORRECTION = 1e12
 _USUAL_FABRIC, _USUAL_NETWORK = "pcie4", "tcp"
 
 
@@ -33,8 +35,8 @@ class _Entry(BaseModel):
 class GpuFigures(_Entry):
     """tflops: dense; bandwidth_gb_per_s: of the GPU's memory, in 10^9 bytes per second."""
 
-    tflops: float = Field(gt=0)
-    bandwidth_gb_per_s: float = Field(gt=0)
+    tflops: float = Field(ge=1e-6, le=1e6)
+    bandwidth_gb_per_s: float = Field(ge=1e-6, le=1e6)
     source: str = "the user's file"
 
 
@@ -44,7 +46,7 @@ class GpuEntry(_Entry):
     fabric: what usually joins several of them in one machine.
     """
 
-    memory_mib: float = Field(gt=0)
+    memory_mib: float = Field(ge=1, le=1e9)
     spec: GpuFigures
     calibrated: GpuFigures
     arithmetic: Literal["bf16", "fp16"] = "bf16"
@@ -55,8 +57,8 @@ class GpuEntry(_Entry):
 class LinkFigures(_Entry):
     """A link inside a machine, in the α-β model."""
 
-    latency_us: float = Field(ge=0)
-    bandwidth_gb_per_s: float = Field(gt=0)
+    latency_us: float = Field(ge=0, le=1e9)
+    bandwidth_gb_per_s: float = Field(ge=1e-6, le=1e6)
     source: str = "the user's file"
 
     def link(self) -> Link:
@@ -73,15 +75,15 @@ class FabricEntry(_Entry):
 class NetworkFigures(_Entry):
     """usable: share of a machine's network bandwidth that tensors get."""
 
-    latency_us: float = Field(ge=0)
-    usable: float = Field(gt=0, le=1)
+    latency_us: float = Field(ge=0, le=1e9)
+    usable: float = Field(ge=1e-6, le=1)
     source: str = "the user's file"
 
 
 class NetworkEntry(_Entry):
     """What joins machines. default_gbit_per_s: where a machine's own speed is not known."""
 
-    default_gbit_per_s: float = Field(gt=0)
+    default_gbit_per_s: float = Field(ge=1e-6, le=1e6)
     spec: NetworkFigures
     calibrated: NetworkFigures
 
@@ -93,12 +95,12 @@ class ShapeEntry(_Entry):
     """
 
     gpu: str
-    num_gpus: int = Field(ge=1)
+    num_gpus: int = Field(ge=1, le=64)
     provider: Provider = "own"
     fabric: str | None = None
     network: str = _USUAL_NETWORK
-    network_gbit_per_s: float | None = Field(default=None, gt=0)
-    price_usd_per_hour: float | None = Field(default=None, gt=0)
+    network_gbit_per_s: float | None = Field(default=None, ge=1e-6, le=1e6)
+    price_usd_per_hour: float | None = Field(default=None, ge=1e-6, le=1e6)
     price_source: str | None = None
 
 
@@ -201,6 +203,8 @@ class Catalogue:
         file = read_yaml(path)
         merged = YamlFile(file.name, _merged(self, file), file.lines)
         hardware = merged.checked(_HardwareFile)
+        for name, values in hardware.corrections.items():
+            _check_corrections(values, ("corrections", name), file)
         changed = replace(
             self,
             gpus=hardware.gpus,
@@ -218,6 +222,22 @@ class Catalogue:
                     ("shapes", name, place[-1]), error.message.partition(": ")[2]
                 ) from None
         return changed
+
+
+def _check_corrections(values: Any, place: Place, file: YamlFile) -> None:
+    """Their groups are known, and all that they hold is text or numbers that can be."""
+    if isinstance(values, dict):
+        groups = [one.name for one in fields(Corrections)]
+        for name, value in values.items():
+            inner = (*place, str(name))
+            if len(place) == 2 and name not in groups:
+                raise file.error(inner, f"there is no such key; {nearest(str(name), groups)}")
+            _check_corrections(value, inner, file)
+    elif isinstance(values, int | float):
+        if not abs(values) <= _LARGEST_CORRECTION:  # nor is this a NaN
+            raise file.error(place, f"must be a number of sane size, not {shortened(values)}")
+    elif values is not None and not isinstance(values, str):
+        raise file.error(place, f"must be a number, not {shortened(values)}")
 
 
 def _merged(base: Catalogue, file: YamlFile) -> Any:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from placement.catalogue import Catalogue, Figures
 from placement.errors import InvalidInput
@@ -20,6 +20,19 @@ from placement.hardware import Link, Offer, Shape
 from placement.yaml_file import Place, YamlFile, nearest, parse_yaml, read_yaml
 
 Market = Literal["spot", "on_demand"]
+
+_LEAST_USD_PER_HOUR = 1e-6
+
+
+def _is_zero_or_sane(price: float) -> float:
+    if 0 < price < _LEAST_USD_PER_HOUR:
+        raise ValueError(f"must be 0 or at least {_LEAST_USD_PER_HOUR:g}, not {price:g}")
+    return price
+
+
+Machines = Annotated[int, Field(ge=1, le=100_000, strict=True)]
+GpusPerNode = Annotated[int, Field(ge=1, le=64, strict=True)]
+UsdPerHour = Annotated[float, Field(ge=0, le=1e6, strict=True), AfterValidator(_is_zero_or_sane)]
 
 
 class _Entry(BaseModel):
@@ -29,8 +42,8 @@ class _Entry(BaseModel):
 class LinkEntry(_Entry):
     """A link as the user knows it; bandwidth in 10^9 bytes per second, one way."""
 
-    latency_us: float = Field(ge=0)
-    bandwidth_gb_per_s: float = Field(gt=0)
+    latency_us: float = Field(ge=0, le=1e9, strict=True)
+    bandwidth_gb_per_s: float = Field(ge=1e-6, le=1e6, strict=True)
 
     def link(self) -> Link:
         return Link(latency_s=self.latency_us * 1e-6, bandwidth=self.bandwidth_gb_per_s * 1e9)
@@ -40,14 +53,14 @@ class OfferEntry(_Entry):
     """One line of `offers`: `shape` and `count`, or `gpu`, `gpus_per_node` and `nodes`."""
 
     shape: str | None = None
-    count: int | None = Field(default=None, ge=1, strict=True)
+    count: Machines | None = None
     gpu: str | None = None
-    gpus_per_node: int | None = Field(default=None, ge=1, strict=True)
-    nodes: int | None = Field(default=None, ge=1, strict=True)
+    gpus_per_node: GpusPerNode | None = None
+    nodes: Machines | None = None
     market: Market = "on_demand"
     zone: str = ""
-    price_usd_per_hour: float | None = Field(default=None, ge=0)
-    interruptions_per_hour: float = Field(default=0.0, ge=0)
+    price_usd_per_hour: UsdPerHour | None = None
+    interruptions_per_hour: float = Field(default=0.0, ge=0, le=3600, strict=True)
     intra: LinkEntry | None = None
     inter: LinkEntry | None = None
 
@@ -55,7 +68,7 @@ class OfferEntry(_Entry):
 class ClusterFile(_Entry):
     """The whole file."""
 
-    offers: list[OfferEntry] = Field(min_length=1)
+    offers: list[OfferEntry] = Field(min_length=1, max_length=1000)
 
 
 @dataclass(frozen=True, slots=True)

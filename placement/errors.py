@@ -2,13 +2,16 @@
 
 PlacementError
 ├── InvalidInput      a field of the input is wrong: it is named, with the nearest valid value
+│   └── UnreadableFile    a file of the user cannot be read as what it should be
 └── Infeasible        the input is sound, but nothing that it describes can be built
 """
 
 from __future__ import annotations
 
 import difflib
+import os.path
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class PlacementError(Exception):
@@ -27,8 +30,38 @@ class InvalidInput(PlacementError):
         self.field = field
 
 
+class UnreadableFile(InvalidInput):
+    """A file is missing, or is no text. field: its path."""
+
+
 class Infeasible(PlacementError):
     """Nothing that the input describes can hold the model, or reach what was asked for."""
+
+
+def user_path(text: str) -> Path:
+    """A path as it was typed, `~` replaced where that user is known."""
+    return Path(os.path.expanduser(text))  # Path's raises for users not known
+
+
+def why_unreadable(error: OSError | ValueError) -> str:
+    """In plain words why a text file could not be read."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, IsADirectoryError):
+        return "is a folder, not a file"
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not text in UTF-8 (byte {error.start})"
+    reason = error.strerror if isinstance(error, OSError) else None
+    return f"cannot be read: {(reason or 'its name is not valid').lower()}"
+
+
+def shortened(value: object) -> str:
+    """A value of the user as Python writes it, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def unknown_name(field: str, name: str, known: Iterable[str]) -> InvalidInput:

@@ -48,6 +48,7 @@ class Shape:
 class Offer:
     """Up to `count` machines of one shape at one price.
 
+    price_usd_per_hour: 0 where nobody knows it, for goals that count no dollars.
     market: `spot` or `on_demand`. interruptions_per_hour: expected, of one spot machine.
     """
 

@@ -7,13 +7,14 @@ on the Hugging Face hub, retyped; what does not bear on time and memory is left 
 from __future__ import annotations
 
 import json
+import os.path
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from placement.errors import InvalidInput
+from placement.errors import InvalidInput, user_path, why_unreadable
 from placement.model import ModelSpec
 from placement.model_config import model_spec
 
@@ -46,11 +47,18 @@ def local_config(path: Path) -> Mapping[str, Any]:
     """The config.json at `path`, which is the file or its folder. Raises InvalidInput."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_bytes())
+        config = json.loads(file.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise InvalidInput("model", f"{path} has no config.json") from None
-    except (OSError, ValueError) as error:
-        raise InvalidInput("model", f"{file} cannot be read: {error}") from None
+    except json.JSONDecodeError as error:
+        place = f"{error.msg}, line {error.lineno}"
+        raise InvalidInput("model", f"{file} is not JSON: {place}") from None
+    except RecursionError:
+        raise InvalidInput("model", f"{file} is nested too deeply") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("model", f"{file} {why_unreadable(error)}") from None
+    except ValueError:
+        raise InvalidInput("model", f"{file} holds a number of thousands of digits") from None
     if not isinstance(config, dict):
         raise InvalidInput("model", f"{file} is not a JSON object")
     return config
@@ -61,8 +69,8 @@ def find_model(name: str, **formats: Any) -> ModelSpec | None:
 
     formats: dtype, quantization and kv_cache_dtype, as for `model_spec`.
     """
-    path = Path(name).expanduser()
-    if path.exists():
+    path = user_path(name)
+    if os.path.exists(path):  # no for a name that no file can have
         return model_spec(local_config(path), name=name, **formats)
     if (known := known_config(name)) is not None:
         full, config = known

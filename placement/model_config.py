@@ -165,11 +165,19 @@ def _patterned_sliding(fields: ConfigFields, num_layers: int) -> int:
     return num_layers - full if listed is None else listed
 
 
+def _experts_per_token(fields: ConfigFields, num: int) -> int:
+    per_token = fields.count("num_experts_per_tok")
+    if per_token > num:
+        raise fields.error("num_experts_per_tok", f"must be at most the {num} experts")
+    return per_token
+
+
 def _mixtral_experts(fields: ConfigFields, num_layers: int) -> Experts:
     del num_layers
+    num = fields.count("num_local_experts")
     return Experts(
-        num=fields.count("num_local_experts"),
-        num_per_token=fields.count("num_experts_per_tok"),
+        num=num,
+        num_per_token=_experts_per_token(fields, num),
         size=fields.count("intermediate_size"),
     )
 
@@ -177,12 +185,15 @@ def _mixtral_experts(fields: ConfigFields, num_layers: int) -> Experts:
 def _qwen_experts(fields: ConfigFields, num_layers: int) -> Experts:
     """Every `decoder_sparse_step`-th layer is sparse, but for `mlp_only_layers`."""
     step, only_dense = fields.count("decoder_sparse_step"), fields.get("mlp_only_layers") or []
+    if not isinstance(only_dense, list):
+        raise fields.error("mlp_only_layers", "must be a list of layers")
     num_sparse = sum(
         layer not in only_dense and (layer + 1) % step == 0 for layer in range(num_layers)
     )
+    num = fields.count("num_experts")
     return Experts(
-        num=fields.count("num_experts"),
-        num_per_token=fields.count("num_experts_per_tok"),
+        num=num,
+        num_per_token=_experts_per_token(fields, num),
         size=fields.count("moe_intermediate_size"),
         shared_size=fields.count("shared_expert_intermediate_size", 0, least=0),
         num_dense_layers=num_layers - num_sparse,
@@ -194,9 +205,10 @@ def _deepseek_experts(fields: ConfigFields, num_layers: int) -> Experts:
     first, step = fields.count("first_k_dense_replace", least=0), fields.count("moe_layer_freq", 1)
     num_sparse = sum(layer >= first and layer % step == 0 for layer in range(num_layers))
     size = fields.count("moe_intermediate_size")
+    num = fields.count("n_routed_experts")
     return Experts(
-        num=fields.count("n_routed_experts"),
-        num_per_token=fields.count("num_experts_per_tok"),
+        num=num,
+        num_per_token=_experts_per_token(fields, num),
         size=size,
         shared_size=size * fields.count("n_shared_experts", 0, least=0),
         num_dense_layers=num_layers - num_sparse,

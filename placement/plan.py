@@ -102,7 +102,14 @@ class PlannedPipeline:
 
     @property
     def price_usd_per_hour(self) -> float:
+        """The sum of those that are known."""
         return sum(offer.price_usd_per_hour for offer in self.offers)
+
+    @property
+    def known_price_usd_per_hour(self) -> float | None:
+        """None if the price of one of its machines is not known."""
+        is_known = all(offer.price_usd_per_hour for offer in self.offers)
+        return self.price_usd_per_hour if is_known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +134,14 @@ class Plan:
 
     @property
     def price_usd_per_hour(self) -> float:
+        """The sum of those that are known."""
         return sum(pipeline.price_usd_per_hour for pipeline in self.pipelines)
+
+    @property
+    def known_price_usd_per_hour(self) -> float | None:
+        """None if the price of one of its machines is not known."""
+        prices = [pipeline.known_price_usd_per_hour for pipeline in self.pipelines]
+        return None if None in prices else self.price_usd_per_hour
 
     @property
     def gap(self) -> float:

@@ -7,11 +7,12 @@ as in nearly every quantised checkpoint.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from placement.errors import InvalidInput, unknown_name
+from placement.errors import InvalidInput, shortened, unknown_name
 
 _DTYPE_BYTES = {
     "half": 2.0,
@@ -29,6 +30,7 @@ _KV_BYTES = {
     "fp8_ds_mla": 1.0,
 }
 _FP16, _FP32 = 2.0, 4.0
+_MOST_BITS, _LARGEST_GROUP = 32, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +112,21 @@ def _grouped(bits: float, group: float, scale_bytes: float, zero_bytes: float = 
 
 def _gptq_bytes(stated: Mapping[str, Any]) -> float:
     """GPTQ and AWQ: 16-bit scales and zero points of the weights' own width, per group of 128."""
-    bits = _number(stated, "bits", "w_bit", default=4)
-    return _grouped(bits, _number(stated, "group_size", "q_group_size", default=128), 2, bits / 8)
+    bits = _bits(stated, "bits", "w_bit", default=4)
+    return _grouped(bits, _group(stated, "group_size", "q_group_size", default=128), 2, bits / 8)
 
 
 def _fp8_bytes(stated: Mapping[str, Any]) -> float:
     """One byte; with blocks (DeepSeek) a 32-bit scale for each."""
     block = stated.get("weight_block_size")
-    return _grouped(8, block[0] * block[1] if block else -1, _FP32)
+    if not block:
+        return _grouped(8, -1, _FP32)
+    if not isinstance(block, list) or len(block) != 2 or not all(map(_is_size, block)):
+        raise InvalidInput(
+            "quantization_config.weight_block_size",
+            f"must be two whole numbers of at least 1, not {shortened(block)}",
+        )
+    return _grouped(8, block[0] * block[1], _FP32)
 
 
 def _bitsandbytes_bytes(stated: Mapping[str, Any]) -> float:
@@ -132,11 +141,13 @@ def _bitsandbytes_bytes(stated: Mapping[str, Any]) -> float:
 
 def _compressed_tensors_bytes(stated: Mapping[str, Any]) -> float:
     """The first group's weights; 16-bit scales per group, or per channel or tensor (none)."""
-    groups = stated.get("config_groups") or {}
-    first: Mapping[str, Any] = next(iter(groups.values()), {})
-    weights = first.get("weights") or {"num_bits": 8}
-    bits = _number(weights, "num_bits", default=8)
-    group = _number(weights, "group_size", default=-1)
+    groups = _object(stated, "config_groups", at="quantization_config")
+    name = next(iter(groups), None)
+    at = f"quantization_config.config_groups.{name}"
+    first = {} if name is None else _object(groups, name, at="quantization_config.config_groups")
+    weights = _object(first, "weights", at=at) or {"num_bits": 8}
+    bits = _bits(weights, "num_bits", default=8, at=f"{at}.weights")
+    group = _group(weights, "group_size", default=-1, at=f"{at}.weights")
     if bits == 4 and weights.get("type") == "float":  # NVFP4, MXFP4: 8-bit scales
         return _grouped(4, group, 1)
     return _grouped(bits, group, 2, 0 if weights.get("symmetric", True) else bits / 8)
@@ -164,11 +175,47 @@ def _has_8_bit_cache(stated: Mapping[str, Any]) -> bool:
     return bits == 8 or str(stated.get("kv_cache_quant_algo")).upper() == "FP8"
 
 
-def _number(stated: Mapping[str, Any], *names: str, default: float) -> float:
+def _bits(
+    stated: Mapping[str, Any], *names: str, default: float, at: str = "quantization_config"
+) -> float:
+    name, bits = _number(stated, *names, default=default, at=at)
+    if not 1 <= bits <= _MOST_BITS:
+        raise InvalidInput(f"{at}.{name}", f"must lie between 1 and {_MOST_BITS}, not {bits:g}")
+    return bits
+
+
+def _group(
+    stated: Mapping[str, Any], *names: str, default: float, at: str = "quantization_config"
+) -> float:
+    """Elements that share a scale; -1: those of a row."""
+    name, size = _number(stated, *names, default=default, at=at)
+    if size != -1 and not 1 <= size <= _LARGEST_GROUP:
+        raise InvalidInput(
+            f"{at}.{name}", f"must be -1, or lie between 1 and {_LARGEST_GROUP}, not {size:g}"
+        )
+    return size
+
+
+def _number(stated: Mapping[str, Any], *names: str, default: float, at: str) -> tuple[str, float]:
+    """The first of the fields that is set, with its name."""
     for name in names:
         value = stated.get(name)
         if value is not None:
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InvalidInput(f"quantization_config.{name}", f"{value!r} is no number")
-            return float(value)
-    return default
+                raise InvalidInput(f"{at}.{name}", f"{shortened(value)} is no number")
+            try:
+                return name, float(value)
+            except OverflowError:
+                return name, math.inf
+    return names[0], default
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 1 <= value <= _LARGEST_GROUP
+
+
+def _object(stated: Mapping[str, Any], name: str, *, at: str) -> Mapping[str, Any]:
+    value = stated.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidInput(f"{at}.{name}", f"must be an object, not {shortened(value)}")
+    return value or {}

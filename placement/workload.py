@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from placement.errors import InvalidInput, unknown_name
+from placement.errors import InvalidInput, shortened, unknown_name
+
+_MOST_TOKENS, _MOST_RPS = 10_000_000, 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +29,13 @@ class Workload:
         for field in ("input_tokens", "output_tokens"):
             if getattr(self, field) < 1:
                 raise InvalidInput(field, "must be at least 1")
-        if self.rate_rps is not None and not self.rate_rps > 0:
-            raise InvalidInput("rate_rps", "must be positive")
+            if getattr(self, field) > _MOST_TOKENS:
+                raise InvalidInput(field, f"must be at most {_MOST_TOKENS} tokens")
+        if self.rate_rps is not None:
+            if not self.rate_rps > 0:
+                raise InvalidInput("rate_rps", "must be positive")
+            if self.rate_rps > _MOST_RPS:
+                raise InvalidInput("rate_rps", f"must be at most {_MOST_RPS:.0f} requests/s")
         if self.held_tokens is not None and not self.held_tokens >= 1:
             raise InvalidInput("held_tokens", "must be at least 1")
 
@@ -58,8 +66,18 @@ def find_workload(name: str) -> Workload:
         try:
             rate_rps = float(rate) if rate else None
         except ValueError:
-            raise InvalidInput("workload", f"{rate!r} is no rate in requests per second") from None
+            rate_rps = math.nan
+        if rate_rps is not None and not math.isfinite(rate_rps):
+            raise InvalidInput("workload", f"{shortened(rate)} is no rate in requests per second")
         return Workload(
-            name=name, input_tokens=int(prompt), output_tokens=int(output), rate_rps=rate_rps
+            name=name,
+            input_tokens=_tokens(prompt),
+            output_tokens=_tokens(output),
+            rate_rps=rate_rps,
         )
     raise unknown_name("workload", name, [*WORKLOADS, "INPUTxOUTPUT[@RATE]"])
+
+
+def _tokens(digits: str) -> int:
+    """A number of any length; those too long to be read are too large as well."""
+    return int(digits) if len(digits.lstrip("0")) <= 20 else _MOST_TOKENS + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any, TypeVar
 import pydantic
 import yaml
 
-from placement.errors import InvalidInput
+from placement.errors import InvalidInput, UnreadableFile, shortened, why_unreadable
 
 Place = tuple[str | int, ...]
 M = TypeVar("M", bound=pydantic.BaseModel)
+
+# Of a file: its characters, its values with each alias counted as what it stands for, its depth.
+_MAX_CHARACTERS, _MAX_VALUES, _MAX_DEPTH = 4_000_000, 200_000, 50
 
 _WORDS = {
     "missing": "is missing",
@@ -71,29 +75,69 @@ def read_yaml(path: Path) -> YamlFile:
     """The file at `path`. Raises InvalidInput: there is none, it is no YAML, a key comes twice."""
     name = path.name
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InvalidInput(str(path), "there is no such file") from None
+        with path.open(encoding="utf-8") as stream:
+            text = stream.read(_MAX_CHARACTERS + 1)
     except (OSError, ValueError) as error:
-        raise InvalidInput(str(path), f"cannot be read: {error}") from None
+        raise UnreadableFile(str(path), why_unreadable(error)) from None
     return parse_yaml(text, name)
 
 
 def parse_yaml(text: str, name: str) -> YamlFile:
     """As `read_yaml`, of a text."""
+    if len(text) > _MAX_CHARACTERS:
+        raise InvalidInput(name, f"is longer than {_MAX_CHARACTERS} characters")
+    file = YamlFile(name, None)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        value = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return file
+        _check_size(node, file)
+        _note_lines(node, (), file)
+        value = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
         raise InvalidInput(f"{name}{line}", f"is not YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InvalidInput(name, "is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        if "digits" in str(error):
+            raise InvalidInput(name, "holds a number of thousands of digits") from None
         raise InvalidInput(name, f"is not YAML: {' '.join(str(error).split())}") from None
-    file = YamlFile(name, value)
-    if node is not None:
-        _note_lines(node, (), file)
-    return file
+    return YamlFile(name, value, file.lines)
+
+
+def _check_size(root: yaml.Node, file: YamlFile) -> None:
+    """Refuses what is too large once each alias is replaced by what it stands for."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        if not isinstance(node, yaml.CollectionNode):
+            return 1
+        line = node.start_mark.line + 1
+        if id(node) in open_nodes:
+            raise InvalidInput(f"{file.name}, line {line}", "an alias (*) stands inside itself")
+        if id(node) not in sizes:
+            if len(open_nodes) >= _MAX_DEPTH:
+                raise InvalidInput(f"{file.name}, line {line}", "is nested too deeply")
+            open_nodes.add(id(node))
+            items = (
+                node.value
+                if isinstance(node, yaml.SequenceNode)
+                else itertools.chain.from_iterable(node.value)
+            )
+            sizes[id(node)] = 1 + sum(map(size, items))
+            open_nodes.discard(id(node))
+        if sizes[id(node)] > _MAX_VALUES:
+            raise InvalidInput(
+                f"{file.name}, line {line}",
+                f"holds more than {_MAX_VALUES} values, its aliases (*) replaced",
+            )
+        return sizes[id(node)]
+
+    size(root)
 
 
 def _note_lines(node: yaml.Node, place: Place, file: YamlFile) -> None:
@@ -129,23 +173,31 @@ def _explain(error: Any, model: type[pydantic.BaseModel]) -> str:
     if kind == "extra_forbidden":
         keys = _keys_at(model, error["loc"][:-1])
         return f"there is no such key; {nearest(str(error['loc'][-1]), keys)}"
-    shown = f", not {error['input']!r}" if isinstance(error["input"], str | int | float) else ""
+    shown = (
+        f", not {shortened(error['input'])}"
+        if isinstance(error["input"], str | int | float)
+        else ""
+    )
     if kind in _WORDS:
         return _WORDS[kind] + (shown if kind != "missing" else "")
     message = str(error["msg"]).removeprefix("Value error, ")
     context = error.get("ctx") or {}
     if kind == "greater_than_equal":
-        return f"must be at least {context['ge']:g}{shown}"
+        return f"must be at least {_figure(context['ge'])}{shown}"
     if kind == "greater_than":
-        return f"must be above {context['gt']:g}{shown}"
+        return f"must be above {_figure(context['gt'])}{shown}"
     if kind == "less_than_equal":
-        return f"must be at most {context['le']:g}{shown}"
+        return f"must be at most {_figure(context['le'])}{shown}"
     if kind == "literal_error" and isinstance(error["input"], str):
         expected = [
             word.strip(" '") for word in context["expected"].replace(" or ", ",").split(",")
         ]
         return f"{error['input']!r} is not known; {nearest(error['input'], expected)}"
     return message
+
+
+def _figure(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"
 
 
 def _keys_at(model: type[pydantic.BaseModel], place: Sequence[str | int]) -> list[str]:

@@ -1,11 +1,15 @@
-"""Standard output for the answer alone."""
+"""Standard output for the answer alone, and what becomes of one that takes no answer."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+
+class OutputFailed(Exception):
+    """Standard output is closed, or full."""
 
 
 @contextmanager
@@ -23,4 +27,30 @@ def clean_stdout() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+        os.close(nowhere)
+
+
+def check_stdout() -> None:
+    """Raises OutputFailed if standard output is closed, and its place free for another file."""
+    if sys.stdout is None:
+        raise OutputFailed("standard output is closed")
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """What is printed inside arrives. Raises OutputFailed if it does not."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        _forget_output()
+        reason = (error.strerror or "it failed").lower()
+        raise OutputFailed(f"standard output cannot be written: {reason}") from None
+
+
+def _forget_output() -> None:
+    """What is still buffered must not fail again when the interpreter ends."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -268,8 +268,9 @@ def run() -> NoReturn:
     """
     code = main()
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # one that was closed before
+            stream.flush()
     os._exit(code)
 
 

@@ -6,13 +6,12 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from placement.catalogue import Catalogue
-from placement.errors import Infeasible, InvalidInput, PlacementError
+from placement.errors import Infeasible, InvalidInput, PlacementError, user_path
 from placement.estimator import Estimator, StageKind
 from placement.explanation import Solve, explain
 from placement.hardware import Offer
@@ -20,7 +19,7 @@ from placement.part_estimate import Part, PartEstimate, estimate_part
 from placement.plan import Goal, Plan
 from placement.workload import Workload
 from server import plan_inputs
-from server.clean_stdout import clean_stdout
+from server.clean_stdout import OutputFailed, answering, check_stdout, clean_stdout
 from server.plan_file import write_plan
 from server.plan_json import estimate_answer, explanation_answer, plan_answer
 from server.plan_picture import amount, explanation_view, plan_view, printer
@@ -32,13 +31,20 @@ Say = Callable[[str], None]
 
 
 def run(command: str, flags: Mapping[str, Any]) -> int:
-    """Run one of the commands. Returns the exit code: 0, or 2 with one line of error."""
+    """Run one of the commands. Returns the exit code: 0, or with one line of error 2 for wrong
+    input, 1 for an output that takes no answer, 130 for an interrupt."""
     try:
+        check_stdout()
+        plan_inputs.check_values(flags)
         {"plan": planned, "estimate": estimated, "hardware": listed}[command](flags)
     except PlacementError as error:
         print(f"shuntyard: {plan_inputs.shown(error)}", file=sys.stderr)
         return 2
+    except OutputFailed as error:
+        print(f"shuntyard: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
+        print("shuntyard: stopped; there is no answer", file=sys.stderr)
         return 130
     return 0
 
@@ -67,18 +73,19 @@ def planned(flags: Mapping[str, Any]) -> None:
             )
     if flags["output"] is not None:
         formats = {name: flags.get(name) for name in ("dtype", "quantization", "kv_cache_dtype")}
-        write_plan(Path(flags["output"]).expanduser(), plan, model, workload, formats)
-    if flags["json"]:
-        answer = plan_answer(plan)
+        write_plan(user_path(flags["output"]), plan, model, workload, formats)
+    with answering():
+        if flags["json"]:
+            answer = plan_answer(plan)
+            if explanation is not None:
+                answer["explanation"] = explanation_answer(explanation)
+            print(json.dumps(answer))
+            return
+        console = printer()
+        console.print(plan_view(plan, model, workload, console))
         if explanation is not None:
-            answer["explanation"] = explanation_answer(explanation)
-        print(json.dumps(answer))
-        return
-    console = printer()
-    console.print(plan_view(plan, model, workload, console))
-    if explanation is not None:
-        console.print("")
-        console.print(explanation_view(explanation, plan))
+            console.print("")
+            console.print(explanation_view(explanation, plan))
 
 
 def _solver(
@@ -140,7 +147,9 @@ def estimated(flags: Mapping[str, Any]) -> None:
     workload = Workload(input_tokens=lengths["input"], output_tokens=lengths["output"])
     catalogue = plan_inputs.read_catalogue(flags)
     model = plan_inputs.read_model(flags)
-    estimator, figures = plan_inputs.read_estimator(flags, model, workload, catalogue)
+    estimator, figures = plan_inputs.read_estimator(
+        flags, model, workload, catalogue, lengths_from="--input and --output"
+    )
     tp = plan_inputs.count(flags, "tp") or 1
     num_layers = plan_inputs.count(flags, "layers") or model.num_layers
     if num_layers > model.num_layers:
@@ -153,17 +162,20 @@ def estimated(flags: Mapping[str, Any]) -> None:
         context=plan_inputs.count(flags, "context"),
     )
     answer = estimate_part(estimator, part, plan_inputs.count(flags, "batch"))
-    if flags["json"]:
-        print(json.dumps(estimate_answer(answer)))
-        return
-    _print_estimate(answer, part, workload)
+    with answering():
+        if flags["json"]:
+            print(json.dumps(estimate_answer(answer)))
+        else:
+            _print_estimate(answer, part, workload)
 
 
 def _print_estimate(answer: PartEstimate, part: Part, workload: Workload) -> None:
     console = printer()
+    requests = f"{answer.batch} request{'' if answer.batch == 1 else 's'}"
+    layers = f"{part.num_layers} layer{'' if part.num_layers == 1 else 's'}"
     console.print(
-        f"{part.num_layers} layers on {part.kind.tp}x {part.kind.shape.gpu.name}, "
-        f"{answer.batch} requests ({workload.input_tokens} in, {workload.output_tokens} out)"
+        f"{layers} on {part.kind.tp}x {part.kind.shape.gpu.name}, "
+        f"{requests} ({workload.input_tokens} in, {workload.output_tokens} out)"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("OPERATION")
@@ -180,15 +192,20 @@ def _print_estimate(answer: PartEstimate, part: Part, workload: Workload) -> Non
         f"largest batch {answer.max_batch}"
     )
     if answer.batch > answer.max_batch:
-        console.print(f"note: the KV cache of {answer.batch} requests does not fit", style="yellow")
+        console.print(f"note: the KV cache of {requests} does not fit", style="yellow")
 
 
 def listed(flags: Mapping[str, Any]) -> None:
     """List the catalogue."""
     catalogue = plan_inputs.read_catalogue(flags)
-    if flags["json"]:
-        print(json.dumps(catalogue_answer(catalogue)))
-        return
+    with answering():
+        if flags["json"]:
+            print(json.dumps(catalogue_answer(catalogue)))
+        else:
+            _print_catalogue(catalogue)
+
+
+def _print_catalogue(catalogue: Catalogue) -> None:
     console = printer()
     console.print(_gpu_table(catalogue))
     console.print("")

@@ -101,7 +101,7 @@ def _content(
                 "shape": offer.shape.name,
                 "market": offer.market,
                 "zone": offer.zone,
-                "price_usd_per_hour": offer.price_usd_per_hour,
+                "price_usd_per_hour": offer.price_usd_per_hour or None,
                 "interruptions_per_hour": offer.interruptions_per_hour,
             }
             for offer in pipeline.offers

@@ -8,13 +8,19 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from placement.catalogue import Catalogue, Figures, shipped_catalogue
 from placement.cluster import read_cluster
 from placement.corrections import CALIBRATED, calibrated_fidelity
-from placement.errors import InvalidInput, PlacementError, unknown_name
+from placement.errors import (
+    InvalidInput,
+    PlacementError,
+    UnreadableFile,
+    shortened,
+    unknown_name,
+    user_path,
+)
 from placement.estimator import PAPER, Estimator, Fidelity
 from placement.hardware import Offer
 from placement.kernel_corrections import corrections_from_json
@@ -31,6 +37,12 @@ Flags = Mapping[str, Any]
 FIDELITIES = ("paper", "calibrated")
 FIGURES = get_args(Figures)
 SOLVERS = ("exact", "paper")
+
+# No flag means more; what is, is a slip.
+_MOST, _MOST_OF = 10_000_000, {"tp": 64, "batch": 1_000_000, "beam": 1000, "layers": 1000}
+_MOST_NUMBER, _MOST_S = 1e9, 1e9
+_LONGEST_NAME, _LONGEST_LINE = 200, 1500
+_QUOTE = "'"
 
 # What a field of the inputs is called on the command line.
 _FLAGS = {
@@ -58,7 +70,15 @@ def shown(error: PlacementError) -> str:
     message = error.message
     if isinstance(error, InvalidInput) and error.field in _FLAGS:
         message = _FLAGS[error.field] + message.removeprefix(error.field)
-    return " ".join(message.split())
+    line = " ".join(message.split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
+
+
+def check_values(flags: Flags) -> None:
+    """Raises InvalidInput for `--flag=--`, of which argparse makes an empty list."""
+    for name, value in flags.items():
+        if isinstance(value, list):
+            raise _wrong(name, "needs a value")
 
 
 def number(flags: Flags, name: str, *, least: float = -math.inf) -> float | None:
@@ -71,9 +91,11 @@ def number(flags: Flags, name: str, *, least: float = -math.inf) -> float | None
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise _wrong(name, f"{text!r} is no number")
+        raise _wrong(name, f"{shortened(text)} is no number")
     if value < least:
         raise _wrong(name, f"must be at least {least:g}, not {text}")
+    if value > _MOST_NUMBER:
+        raise _wrong(name, f"must be at most {_MOST_NUMBER:.0f}, not {text}")
     return value
 
 
@@ -82,11 +104,15 @@ def count(flags: Flags, name: str) -> int | None:
     text = flags.get(name)
     if text is None:
         return None
-    if not str(text).lstrip("+-").isdigit():
-        raise _wrong(name, f"{text!r} is no whole number")
-    if int(text) < 1:
+    digits = str(text)
+    if not (digits.isascii() and digits.lstrip("+-").isdigit()):
+        raise _wrong(name, f"{shortened(text)} is no whole number")
+    most = _MOST_OF.get(name, _MOST)
+    if len(digits) > 20 or int(digits) > most:
+        raise _wrong(name, f"must be at most {most}, not {shortened(text).strip(_QUOTE)}")
+    if int(digits) < 1:
         raise _wrong(name, f"must be at least 1, not {text}")
-    return int(text)
+    return int(digits)
 
 
 def duration_s(flags: Flags, name: str) -> float | None:
@@ -95,9 +121,12 @@ def duration_s(flags: Flags, name: str) -> float | None:
     if text is None:
         return None
     try:
-        return seconds(text)
+        value = seconds(text)
     except argparse.ArgumentTypeError as error:
         raise _wrong(name, str(error)) from None
+    if value > _MOST_S:
+        raise _wrong(name, f"must be at most {_MOST_S:.0f} s")
+    return value
 
 
 def choice(flags: Flags, name: str, choices: Sequence[str]) -> str:
@@ -112,7 +141,12 @@ def read_catalogue(flags: Flags) -> Catalogue:
     """The shipped catalogue, with the user's file over it."""
     path = flags.get("hardware")
     catalogue = shipped_catalogue()
-    return catalogue.with_profile(Path(path).expanduser()) if path else catalogue
+    if not path:
+        return catalogue
+    try:
+        return catalogue.with_profile(user_path(path))
+    except UnreadableFile as error:
+        raise _wrong("hardware", error.message) from None
 
 
 def read_model(flags: Flags) -> ModelSpec:
@@ -128,6 +162,8 @@ def read_model(flags: Flags) -> ModelSpec:
     spec = find_model(name, **formats)
     if spec is not None:
         return spec
+    if len(name) > _LONGEST_NAME:
+        raise InvalidInput("model", f"there is no model of a name of {len(name)} characters")
     try:
         config = local_config(hub_config(name))
     except ModelUnavailable as error:
@@ -163,13 +199,21 @@ def read_workload(flags: Flags) -> Workload:
 
 
 def read_estimator(
-    flags: Flags, model: ModelSpec, workload: Workload, catalogue: Catalogue
+    flags: Flags,
+    model: ModelSpec,
+    workload: Workload,
+    catalogue: Catalogue,
+    *,
+    lengths_from: str = "workload",
 ) -> tuple[Estimator, Figures]:
-    """The estimator; prompts and answers must fit the model's context."""
+    """The estimator; prompts and answers must fit the model's context.
+
+    lengths_from: the flag or flags that say how long they are, for the error.
+    """
     length = workload.input_tokens + workload.output_tokens
     if length > model.max_context:
         raise InvalidInput(
-            "workload",
+            lengths_from,
             f"{length} tokens a request are more than the {model.max_context} of {model.name}",
         )
     fidelity, figures = read_fidelity(flags, catalogue)
@@ -213,8 +257,11 @@ def check_papers_goal(flags: Flags) -> None:
 def read_offers(flags: Flags, catalogue: Catalogue, figures: Figures, goal: Goal) -> list[Offer]:
     """The cluster's offers. Raises InvalidInput for a goal that they cannot meet by their kind."""
     counts_dollars = goal.objective != "throughput" or goal.max_price_usd_per_hour is not None
-    path = Path(flags["cluster"]).expanduser()
-    offers = read_cluster(path, catalogue, figures, needs_price=counts_dollars)
+    path = user_path(flags["cluster"])
+    try:
+        offers = read_cluster(path, catalogue, figures, needs_price=counts_dollars)
+    except UnreadableFile as error:
+        raise _wrong("cluster", error.message) from None
     if goal.on_demand_share and all(offer.market == "spot" for offer in offers):
         raise _wrong("on_demand_share", f"no offer of {path.name} is on_demand")
     zones = {offer.zone for offer in offers}

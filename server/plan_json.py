@@ -14,12 +14,13 @@ from placement.plan import Plan, PlannedPipeline
 def plan_answer(plan: Plan) -> dict[str, Any]:
     """`plan --json`. objective: the value of what was optimised, in the unit of bound.
 
-    bound, gap: null where a heuristic knows none.
+    bound, gap: null where a heuristic knows none. price_usd_per_hour: null where that of one of the
+    machines is not known.
     """
     return {
         "pipelines": [pipeline_answer(pipeline) for pipeline in plan.pipelines],
         "throughput_rps": plan.throughput_rps,
-        "price_usd_per_hour": plan.price_usd_per_hour,
+        "price_usd_per_hour": plan.known_price_usd_per_hour,
         "objective": plan.value,
         "bound": _finite(plan.bound),
         "gap": _finite(plan.gap),
@@ -39,7 +40,7 @@ def pipeline_answer(pipeline: PlannedPipeline) -> dict[str, Any]:
         "batch": estimate.batch,
         "throughput_rps": estimate.throughput_rps,
         "latency_s": estimate.latency_s,
-        "price_usd_per_hour": pipeline.price_usd_per_hour,
+        "price_usd_per_hour": pipeline.known_price_usd_per_hour,
     }
 
 
@@ -101,5 +102,5 @@ def _change(change: Change) -> dict[str, Any]:
         "gain": None if plan is None else change.gain,
         "objective": None if plan is None else plan.value,
         "throughput_rps": None if plan is None else plan.throughput_rps,
-        "price_usd_per_hour": None if plan is None else plan.price_usd_per_hour,
+        "price_usd_per_hour": None if plan is None else plan.known_price_usd_per_hour,
     }

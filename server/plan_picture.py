@@ -67,7 +67,7 @@ def plan_view(plan: Plan, model: ModelSpec, workload: Workload, console: Console
 
 def summary(plan: Plan, workload: Workload) -> list[Text]:
     """Throughput, price, price of tokens, the bound, and what the workload's rate means."""
-    rps, price = plan.throughput_rps, plan.price_usd_per_hour
+    rps, price = plan.throughput_rps, plan.known_price_usd_per_hour
     tokens = workload.input_tokens + workload.output_tokens
     lines = [
         f"{'throughput':<12}{rps:.3f} requests/s = {rps * tokens:,.0f} tokens/s (input + output)",
@@ -175,12 +175,12 @@ def _alike(pipelines: Sequence[PlannedPipeline]) -> list[tuple[str, PlannedPipel
 def _picture(name: str, pipeline: PlannedPipeline, blocks: _Blocks) -> Group:
     estimate = pipeline.estimate
     stages = estimate.stages
-    price = pipeline.price_usd_per_hour
+    price = pipeline.known_price_usd_per_hour
     of_each = "each " if name.startswith("pipelines") else ""
     title = Text.assemble(
         (name, "bold"),
-        f": {of_each}{estimate.batch} requests in flight, {estimate.throughput_rps:.3f} "
-        f"requests/s, {estimate.latency_s:.1f} s a request"
+        f": {of_each}{estimate.batch} request{_s(estimate.batch)} in flight, "
+        f"{estimate.throughput_rps:.3f} requests/s, {estimate.latency_s:.1f} s a request"
         + (f", ${price:.2f} an hour" if price else ""),
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -290,9 +290,14 @@ def _changes(changes: Sequence[Change], objective: Objective) -> Table:
             f"  {change.offer.label}",
             gain,
             f"{amount(plan.value, objective)}: {plan.throughput_rps:.3f} requests/s, "
-            f"${plan.price_usd_per_hour:.2f} an hour, {machines(plan)}",
+            f"{_price(plan)}, {machines(plan)}",
         )
     return table
+
+
+def _price(plan: Plan) -> str:
+    price = plan.known_price_usd_per_hour
+    return "price not known" if price is None else f"${price:.2f} an hour"
 
 
 def machines(plan: Plan) -> str:

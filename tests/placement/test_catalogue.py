@@ -126,7 +126,10 @@ def test_an_empty_profile_changes_nothing(shipped: Catalogue, tmp_path: Path) ->
             "gpus:\n  L4:\n    calibrated: {tflop: 3}",
             r"line 3: gpus\.L4\.calibrated\.tflop: there is no such key; did you mean tflops",
         ),
-        ("gpus:\n  L4: {memory_mib: -1}", r"line 2: gpus\.L4\.memory_mib: must be above 0"),
+        (
+            "gpus:\n  L4: {memory_mib: -1}",
+            r"line 2: gpus\.L4\.memory_mib: must be at least 1, not -1",
+        ),
         ("gpus: {X1: {memory_mib: 5}}", r"gpus\.X1\.spec: is missing"),
         (
             "shapes:\n  box: {gpu: L40, num_gpus: 1}",
@@ -142,3 +145,24 @@ def test_a_wrong_profile_is_named_by_line_and_field(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         shipped.with_profile(profile(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("corrections", "message"),
+    [
+        ("{step: 3}", r"corrections\.L4\.step: there is no such key; did you mean step_s"),
+        ("{step_s: .nan}", r"corrections\.L4\.step_s: must be a number of sane size"),
+        (
+            "{matmul: {depth: 1.0e+300}}",
+            r"corrections\.L4\.matmul\.depth: must be a number of sane",
+        ),
+        ("{step_s: 2024-01-01}", r"corrections\.L4\.step_s: must be a number"),
+    ],
+)
+def test_wrong_corrections_are_named(
+    shipped: Catalogue, tmp_path: Path, corrections: str, message: str
+) -> None:
+    profile = tmp_path / "profile.yaml"
+    profile.write_text(f"corrections:\n  L4: {corrections}")
+    with pytest.raises(InvalidInput, match=message):
+        shipped.with_profile(profile)

@@ -156,3 +156,30 @@ def test_what_is_wrong_is_named_with_line_field_and_the_nearest(text: str, messa
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"nowhere\.yaml: there is no such file"):
         read_cluster(tmp_path / "nowhere.yaml", shipped_catalogue(), "spec")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "shape: g6.xlarge, count: 1000000000000000000000",
+            "offers.0.count: must be at most 100000",
+        ),
+        ("gpu: L4, gpus_per_node: 65", "offers.0.gpus_per_node: must be at most 64, not 65"),
+        ("gpu: L4, nodes: 100001", "offers.0.nodes: must be at most 100000"),
+        ("gpu: L4, price_usd_per_hour: 1.0e+308", "price_usd_per_hour: must be at most 1000000"),
+        ("gpu: L4, price_usd_per_hour: 1.0e-308", "price_usd_per_hour: must be 0 or at least"),
+        ("gpu: L4, price_usd_per_hour: '2'", "price_usd_per_hour: must be a number, not '2'"),
+        ("gpu: L4, price_usd_per_hour: .inf", "price_usd_per_hour: must be"),
+        (f"gpu: L4, nodes: 0x{'f' * 6000}", "nodes: must be .*not a number of thousands of digits"),
+        ("gpu: L4, interruptions_per_hour: 4000", "interruptions_per_hour: must be at most 3600"),
+        (
+            "gpu: L4, intra: {latency_us: 1, bandwidth_gb_per_s: 1.0e-300}",
+            "intra.bandwidth_gb_per_s: must be at least 1e-06",
+        ),
+    ],
+    ids=range(10),
+)
+def test_no_figure_is_beyond_what_can_be(entry: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        offers(f"offers: [{{{entry}}}]", needs_price=False)

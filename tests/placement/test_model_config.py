@@ -162,6 +162,17 @@ def test_experts_count_as_in_the_config() -> None:
     assert sparse.num_dense_layers == 26
 
 
+def test_the_guide_lists_what_is_shipped() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "placement.md").read_text("utf-8")
+    rows = [line.split("|")[1:3] for line in guide.splitlines() if line.startswith("| ")]
+    listed = {
+        f"{publisher.strip()}/{name.strip()}"
+        for publisher, names in rows
+        for name in names.split(",")
+    }
+    assert set(known_models()) <= listed
+
+
 def test_a_folder_a_file_and_a_short_name_are_found(tmp_path: Path) -> None:
     _, config = known_config("phi-4") or ("", {})
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -170,11 +181,34 @@ def test_a_folder_a_file_and_a_short_name_are_found(tmp_path: Path) -> None:
     assert find_model("nobody/knows-it") is None
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[" * 200_000, "is nested too deeply"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "holds a number of thousands of digits"),
+        (b"\xff{}", "is not text in UTF-8 .byte 0."),
+    ],
+    ids=["deep", "digits", "bytes"],
+)
+def test_what_is_no_config_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(InvalidInput, match=message):
+        find_model(str(tmp_path))
+
+
+def test_no_token_has_more_experts_than_there_are() -> None:
+    for name in ("Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-Instruct-v0.1"):
+        with pytest.raises(InvalidInput, match="num_experts_per_tok: must be at most the"):
+            changed(name, num_experts_per_tok=200)
+    with pytest.raises(InvalidInput, match="mlp_only_layers: must be a list"):
+        changed("Qwen/Qwen3-30B-A3B", mlp_only_layers=3)
+
+
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"no config\.json"):
         find_model(str(tmp_path))
     (tmp_path / "config.json").write_text("[1")
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with pytest.raises(InvalidInput, match="is not JSON: Expecting ',' delimiter, line 1"):
         find_model(str(tmp_path))
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(InvalidInput, match="not a JSON object"):
@@ -188,6 +222,9 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
         ({"model_type": None}, "model_type: is missing"),
         ({"hidden_size": None}, "hidden_size: is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: must be a whole number of at least 1"),
+        ({"num_hidden_layers": 100_000}, "num_hidden_layers: must be at most 1000, not 100000"),
+        ({"hidden_size": 10**30}, "hidden_size: must be at most 1000000, not 1000000000"),
+        ({"head_dim": 10**9}, "head_dim: must be at most 1000000"),
         ({"vocab_size": "many"}, "vocab_size: must be"),
         ({"num_key_value_heads": 7}, "num_key_value_heads: 7 must divide 32"),
         ({"hidden_size": 4097}, "hidden_size: 4097 is no multiple"),

@@ -110,6 +110,29 @@ def test_a_checkpoint_may_ask_for_an_8_bit_cache(quantization: dict[str, Any]) -
         (config(quant_method="awq"), {"quantization": "gptq"}, "quantised as awq, not as gptq"),
         (config(quant_method="magic"), {}, r"quant_method: 'magic' is not known"),
         (config(quant_method="awq", bits="four"), {}, "bits: 'four' is no number"),
+        (
+            config(quant_method="gptq", bits=-4),
+            {},
+            "config.bits: must lie between 1 and 32, not -4",
+        ),
+        (config(quant_method="gptq", bits=10**400), {}, "config.bits: must lie between 1 and 32"),
+        (config(quant_method="gptq", group_size=0), {}, "config.group_size: must be -1, or"),
+        (
+            config(quant_method="fp8", weight_block_size=[0, 8]),
+            {},
+            "weight_block_size: must be two",
+        ),
+        (config(quant_method="fp8", weight_block_size=128), {}, "weight_block_size: must be two"),
+        (
+            config(quant_method="compressed-tensors", config_groups=[1]),
+            {},
+            "config_groups: must be an object",
+        ),
+        (
+            config(quant_method="compressed-tensors", config_groups={"g": {"weights": 8}}),
+            {},
+            "config_groups.g.weights: must be an object",
+        ),
         ({"quantization_config": 4}, {}, "quantization_config: must be an object"),
     ],
 )

@@ -34,6 +34,34 @@ def test_a_sound_file_becomes_a_model() -> None:
     assert parse_yaml("", "f.yaml").checked(Outer) == Outer()
 
 
+def test_aliases_stand_for_what_they_name() -> None:
+    file = parse_yaml("boxes: {a: &a {size: 1}, b: *a, c: {<<: *a}}", "f.yaml")
+    assert file.checked(Outer).boxes == dict.fromkeys("abc", Inner(size=1))
+
+
+_BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("boxes: &a [*a]", "f.yaml, line 1: an alias .* stands inside itself"),
+        ("boxes: &a {a: {b: *a}}", "f.yaml, line 1: an alias .* stands inside itself"),
+        (_BOMB, "f.yaml, line 6: holds more than 200000 values"),
+        ("[" * 100 + "]" * 100, "f.yaml, line 1: is nested too deeply"),
+        ("[" * 20_000, "f.yaml: is nested too deeply"),
+        ("a: " + "9" * 5000, "f.yaml: holds a number of thousands of digits"),
+        ("#" * 4_000_001, "f.yaml: is longer than 4000000 characters"),
+    ],
+    ids=["own", "own below", "bomb", "deep", "deeper", "digits", "long"],
+)
+def test_what_is_too_large_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        parse_yaml(text, "f.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -118,6 +118,61 @@ def test_nothing_but_json_is_printed(cluster: Path) -> None:
     assert json.loads(ended.stdout)["gap"] == 0
 
 
+def test_a_price_that_is_not_known_is_none(
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.write_text("offers:\n  - {gpu: L40S, price_usd_per_hour: 1.0}\n  - {gpu: A100-80}\n")
+    path = tmp_path / "plan.json"
+    flags = ["--objective", "throughput", "--output", str(path)]
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    assert plan(cluster, *flags, "--json", model=model) == 0
+    for answer in (json.loads(capsys.readouterr().out), json.loads(path.read_text())):
+        assert answer["price_usd_per_hour"] is None
+        prices = [one["price_usd_per_hour"] for one in answer["pipelines"]]
+        assert sorted(prices, key=str) == [1.0, None]
+    machines = [one["machines"][0] for one in answer["pipelines"]]
+    assert [one["price_usd_per_hour"] for one in machines] == prices
+    assert plan(cluster, *flags, "--explain", model=model) == 0
+    shown = capsys.readouterr().out
+    assert "price       not known" in shown
+    assert "requests/s, price not known, " in shown  # of a runner-up
+    assert "$0.00" not in shown
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (">&-", "shuntyard: standard output is closed\n"),
+        (
+            ">/dev/full",
+            "shuntyard: standard output cannot be written: no space left on device\n",
+        ),
+    ],
+)
+def test_an_output_that_takes_no_answer_is_one_line(output: str, message: str) -> None:
+    command = f"{sys.executable} -m server hardware --json {output}"
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, message)
+
+
+def test_an_interrupt_is_one_line(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def solve(*_: Any, **__: Any) -> Plan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optimizer, "solve", solve)
+    assert plan(cluster) == 130
+    assert capsys.readouterr() == ("", "shuntyard: stopped; there is no answer\n")
+
+
+def test_a_name_that_no_file_can_have_is_no_model(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, plan(cluster, model="m" * 5000))
+    assert line == "--model: there is no model of a name of 5000 characters"
+
+
 def test_a_search_of_the_papers_that_takes_too_long_is_one_line(
     cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +278,20 @@ def test_formats_of_the_model_are_overridden(cluster: Path, asked: list[dict[str
         (["--workload", "azure"], "--workload: 'azure' is not known; did you mean azure-conv"),
         (["--workload", "0x10"], "--workload: must be at least 1"),
         (["--workload", "10x10@fast"], "--workload: 'fast' is no rate"),
+        (["--workload", "10x10@inf"], "--workload: 'inf' is no rate"),
+        (["--workload", "10x10@1e999"], "--workload: '1e999' is no rate"),
+        (["--workload", "10x10@1e300"], "--workload: must be at most 1000000000 requests/s"),
+        (["--workload", "10000001x10"], "--workload: must be at most 10000000 tokens"),
+        (["--workload", f"10x{'9' * 5000}"], "--workload: must be at most 10000000 tokens"),
+        (["--slo-ttft", f"{'9' * 400}s"], "--slo-ttft: must be at most 1000000000 s"),
+        (["--max-price", "1e300"], "--max-price: must be at most 1000000000, not 1e300"),
+        (["--cluster", "/"], "--cluster: /: is a folder, not a file"),
+        (["--cluster", "~nobody-here/c.yaml"], "--cluster: ~nobody-here/c.yaml: there is no such"),
+        (["--load=--"], "--load: needs a value"),
+        (["--max-price", "9" * 5000], "--max-price: '999"),
+        (["--cluster", "9" * 5000], "--cluster: 999"),
+        (["--hardware", "/"], "--hardware: /: is a folder, not a file"),
+        (["--solver", "paper", "--beam", "9" * 5000], "--beam: must be at most 1000, not 999"),
         (["--workload", "10x10@-2"], "--workload: must be positive"),
         (
             ["--workload", "40000x1000"],
@@ -260,7 +329,9 @@ def test_formats_of_the_model_are_overridden(cluster: Path, asked: list[dict[str
 def test_a_wrong_flag_is_one_line_that_names_it(
     cluster: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
-    assert message in refused(capsys, plan(cluster, *flags))
+    line = refused(capsys, plan(cluster, *flags))
+    assert message in line
+    assert len(line) <= 1500
 
 
 @pytest.mark.parametrize(
@@ -380,14 +451,19 @@ def test_figures_of_the_spec_sheet_can_be_asked_for(capsys: pytest.CaptureFixtur
 def test_an_estimate_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert estimate("--gpu", "L4", "--layers", "1", "--bare", "--batch", "5000") == 0
     shown = capsys.readouterr().out
+    assert shown.startswith("1 layer on 1x L4, 5000 requests (763 in")
     assert "up_gate" in shown
-    assert "does not fit" in shown
+    assert "the KV cache of 5000 requests does not fit" in shown
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--gpu", "L40"], "--gpu: 'L40' is not known; did you mean L40S"),
+        (["--gpu", "L4", "--input", "90000"], "--input and --output: 90232 tokens a request are"),
+        (["--gpu", "L4", "--input", "9" * 20], "--input: must be at most 10000000, not 999"),
+        (["--gpu", "L4", "--tp", "65"], "--tp: must be at most 64, not 65"),
+        (["--gpu", "L4", "--tp", "²"], "--tp: '²' is no whole number"),
         (["--gpu", "L4", "--tp", "0"], "--tp: must be at least 1, not 0"),
         (["--gpu", "L4", "--tp", "3"], "TP 3 cannot split Qwen/Qwen3-32B (64 heads)"),
         (["--gpu", "L4", "--layers", "65"], "--layers: Qwen/Qwen3-32B has 64, not 65"),
