@@ -26,7 +26,8 @@ from typing import Any, Literal
 
 from benchmarks.placement_clusters import MODELS, cluster_24, cluster_76, cluster_of
 from benchmarks.record import median, save, table
-from placement.estimator import Estimator
+from placement.corrections import CALIBRATED
+from placement.estimator import PAPER, Estimator, Fidelity
 from placement.hardware import Offer
 from placement.model import ModelSpec
 from placement.optimizer import solve, solve_paper
@@ -37,6 +38,7 @@ Part = Literal["ours", "paper", "growth"]
 PARTS: tuple[Part, ...] = ("ours", "paper", "growth")
 OBJECTIVES: tuple[Objective, ...] = ("throughput-per-dollar", "throughput")
 CLUSTERS: dict[str, Callable[[], list[Offer]]] = {"24 GPUs": cluster_24, "76 GPUs": cluster_76}
+FIDELITIES: dict[str, Fidelity] = {one.name: one for one in (PAPER, CALIBRATED)}
 GROWTH = (20, 50, 100, 200, 500, 1000)
 
 
@@ -50,6 +52,11 @@ class Options:
     limit_s: float
     rounds: int
     splits: Sequence[bool]
+    model_fidelity: str
+
+    def estimator(self, model: ModelSpec) -> Estimator:
+        workload = find_workload("azure-conv")
+        return Estimator(model=model, workload=workload, fidelity=FIDELITIES[self.model_fidelity])
 
 
 def timed(run: Callable[[], Plan]) -> tuple[Plan | None, float, float]:
@@ -70,7 +77,7 @@ def exact(
         runs = []
         for _ in range(rounds):
             # A new estimator each time: nothing is cached from the round before.
-            estimator = Estimator(model=model, workload=find_workload("azure-conv"))
+            estimator = options.estimator(model)
             goal = Goal(objective=objective)
             runs.append(
                 timed(
@@ -104,7 +111,7 @@ def paper(cluster: str, offers: list[Offer], options: Options) -> Iterator[dict[
     for model in chosen_models(options):
         for beam in options.beams:
             for splits in options.splits:
-                estimator = Estimator(model=model, workload=find_workload("azure-conv"))
+                estimator = options.estimator(model)
                 plan, wall_s, cpu_s = timed(
                     lambda estimator=estimator, beam=beam, splits=splits: solve_paper(  # type: ignore[misc]
                         offers,
@@ -204,6 +211,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--splits", choices=("node", "split", "both"), default="both")
+    parser.add_argument("--model-fidelity", choices=list(FIDELITIES), default=PAPER.name)
     args = parser.parse_args()
     run(
         Options(
@@ -215,6 +223,7 @@ def main() -> None:
             limit_s=args.limit_s,
             rounds=args.rounds,
             splits={"node": [False], "split": [True], "both": [False, True]}[args.splits],
+            model_fidelity=args.model_fidelity,
         )
     )
 

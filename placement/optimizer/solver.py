@@ -164,9 +164,6 @@ def list_all(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
     if fleet is None:
         raise nothing_meets(clock)
     if clock.is_over():
-        fleet = replace(fleet, bound=_loose_bound(cluster, fleet))
+        # Some sets were not searched: nothing is proven.
+        fleet = replace(fleet, bound=0.0 if cluster.goal.objective == "cost-for-load" else np.inf)
     return list(zip(columns, fleet.numbers, strict=True)), fleet
-
-
-def _loose_bound(cluster: Cluster, fleet: Fleet) -> float:
-    return float("inf") if cluster.goal.objective != "cost-for-load" else 0.0

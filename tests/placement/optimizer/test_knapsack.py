@@ -43,8 +43,7 @@ def test_cheapest_machines_are_the_cheapest_of_all_sets(seed: int, depth: int | 
     )
     shapes = [random_shape(dice, index) for index in range(2)]
     rates = tabulate(estimator, shapes, layer_limits(estimator, shapes), depth)
-    if rates.max_batch < 1:
-        pytest.skip("nothing fits")
+    assert rates.max_batch >= 1
     counts = np.array([dice.randint(0, 6), dice.randint(1, 5), dice.randint(0, 2)])
     prices = np.array([dice.choice([1.0, 1.5, 2.0]) for _ in counts])
     classes = np.array([0, 1, 0])
