@@ -24,10 +24,12 @@ from server.endpoints.workflow_chat import WorkflowChat
 from server.endpoints.workflow_templates import OneTemplate, Templates
 from server.endpoints.workflows import (
     CancelRun,
+    DocumentSchema,
     ExplainRun,
     OneRun,
     RunEventStream,
     RunIdConvertor,
+    RunPicture,
     ValidateWorkflow,
     Workflows,
 )
@@ -162,6 +164,7 @@ def _workflow_routes(
     register_url_convertor("run", RunIdConvertor())
     workflows = Workflows(gateway, operators, library)
     validate = ValidateWorkflow(gateway, operators, library)
+    schema = DocumentSchema(operators)
     template = OneTemplate(gateway, operators, library)
     methods = ["GET"] if library.store is None else ["GET", "PUT", "DELETE"]
     routes: list[BaseRoute] = []
@@ -175,6 +178,8 @@ def _workflow_routes(
         routes += [
             KnownRoute(prefix, endpoint=workflows, methods=["GET", "POST"]),
             post(f"{prefix}/validate", validate),
+            get(f"{prefix}/schema", schema),
+            get(f"{run}/graph.svg", RunPicture(gateway)),
             get(run, OneRun(gateway)),
             get(f"{run}/events", RunEventStream(gateway)),
             get(f"{run}/explain", ExplainRun(gateway)),

@@ -11,7 +11,7 @@ HttpError (a ShuntyardError that only HTTP knows)
 ├── MethodNotAllowed    405
 ├── Conflict            409   what is asked for cannot be continued
 ├── BadWorkflow         400   a workflow that cannot run; every problem in `details`
-├── WorkflowFailed      400, 500 or 503   a run that a chat waits for failed
+├── WorkflowFailed      400, or as its code says   a run that a chat waits for failed
 ├── RunMissing          404
 ├── TemplateMissing     404
 ├── StoreLimit          400   a tenant has as many of something as it may have
@@ -104,14 +104,12 @@ class BadWorkflow(HttpError):
 
 
 class WorkflowFailed(HttpError):
-    """The run behind a chat failed. code: the run's; is_ours: not the request's fault;
-    is_passing: another try may succeed."""
+    """The run behind a chat failed. code: the run's; where it is one of the server's own, the
+    status is that of the error that has it."""
 
-    def __init__(self, message: str, *, code: str, is_ours: bool, is_passing: bool) -> None:
+    def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
         self.code = code
-        self.is_ours = is_ours
-        self.is_passing = is_passing
 
 
 class RunMissing(HttpError):
@@ -217,6 +215,12 @@ _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     ShuntyardError: (500, _SERVER, "internal_error"),
 }
 
+_OURS = {
+    code: (status, kind)
+    for status, kind, code in _KINDS.values()
+    if code is not None and (status >= 500 or status == 429)
+}
+
 
 def describe(error: ShuntyardError) -> ErrorReply:
     """The reply for an error of ours."""
@@ -235,8 +239,7 @@ def describe(error: ShuntyardError) -> ErrorReply:
         param = "model"
     elif isinstance(error, WorkflowFailed):
         code = error.code
-        if error.is_ours:
-            status, kind = (503 if error.is_passing else 500), _SERVER
+        status, kind = _OURS.get(code, (status, kind))
     elif isinstance(error, (BadHttp, BodyTooLarge, RequestTimeout)):
         headers.append((b"connection", b"close"))
     elif isinstance(error, (EngineUnavailable, StoreDown, ShuttingDown)):

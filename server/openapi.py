@@ -296,6 +296,23 @@ TABLE = (
     ),
     Operation(
         "GET",
+        "/v1/workflows/{run_id}/graph.svg",
+        "drawRun",
+        WORKFLOWS,
+        "A run as a picture: its nodes, their state and what each waits for",
+        answer="image/svg+xml",
+        errors=(404, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows/schema",
+        "workflowSchema",
+        WORKFLOWS,
+        "The JSON Schema of a workflow's document",
+        answer="application/schema+json",
+    ),
+    Operation(
+        "GET",
         "/v1/workflows/{run_id}/explain",
         "explainRun",
         WORKFLOWS,

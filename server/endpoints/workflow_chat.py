@@ -35,8 +35,6 @@ from workflows.service import Run
 
 PREFIX = "workflow:"
 _ASKED = ("question", "text")
-_OURS = {"internal_error"}
-_PASSING = {"engine_unavailable", "overloaded", "store_unavailable", "shutting_down"}
 
 
 class WorkflowChat:
@@ -212,12 +210,7 @@ def _outputs(run: Run) -> dict[str, Any]:
 
 def _failed(failure: Failure) -> WorkflowFailed:
     node = f"node {failure.node_id}: " if failure.node_id else ""
-    return WorkflowFailed(
-        f"The workflow failed: {node}{failure.message}",
-        code=failure.code,
-        is_ours=failure.code in _OURS | _PASSING,
-        is_passing=failure.code in _PASSING,
-    )
+    return WorkflowFailed(f"The workflow failed: {node}{failure.message}", code=failure.code)
 
 
 def _finish_reason(run: Run, answer: Answer) -> str:

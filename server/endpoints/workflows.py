@@ -10,7 +10,7 @@ import orjson
 from starlette.convertors import StringConvertor
 from starlette.types import Receive, Scope, Send
 
-from server.asgi import header, send_json, until_disconnect
+from server.asgi import header, send_bytes, send_json, until_disconnect
 from server.endpoints.base import JsonEndpoint
 from server.endpoints.event_pump import pump_events
 from server.endpoints.workflow_errors import as_http
@@ -19,8 +19,10 @@ from server.protocol.workflows import RunOptions
 from server.record import RequestRecord, record_of
 from spot.errors import InvalidRequest
 from workflows.checked import CheckedWorkflow, check_workflow
+from workflows.json_schema import document_schema
 from workflows.library import Library
 from workflows.operators.base import Operator
+from workflows.picture import PictureNode, picture
 from workflows.run_events import RunEvent
 from workflows.run_state import Failure, NodeState
 from workflows.service import Run
@@ -144,6 +146,30 @@ class ExplainRun:
         await send_json(send, explained)
 
 
+class RunPicture:
+    """`GET /v1/workflows/{id}/graph.svg`: the run's nodes and what each waits for."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run = _asked_for(self._gateway, scope)
+        nodes = {name: _picture_node(name, node) for name, node in run.state.nodes.items()}
+        body = picture(nodes).encode()
+        await send_bytes(send, 200, body, headers=[(b"content-type", b"image/svg+xml")])
+
+
+class DocumentSchema:
+    """`GET /v1/workflows/schema`: the JSON Schema of a workflow's document."""
+
+    def __init__(self, operators: Mapping[str, Operator]) -> None:
+        self._schema = document_schema(operators)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"application/schema+json")]
+        await send_bytes(send, 200, orjson.dumps(self._schema), headers=headers)
+
+
 class CancelRun:
     """`POST /v1/workflows/{id}/cancel`: answers when all of its work has stopped."""
 
@@ -233,6 +259,21 @@ def _node_object(run: Run, node: NodeState) -> dict[str, Any]:
         "usage": node.usage,
         "shared": node.shared,
     }
+
+
+def _picture_node(name: str, node: NodeState) -> PictureNode:
+    label = node.node.spec.op
+    if node.started_s is not None and node.finished_s is not None:
+        label += f" · {node.finished_s - node.started_s:.2f} s"
+    if node.shared != "none":
+        label += f" · {node.shared}"
+    failure = "" if node.failure is None else f": {node.failure.message}"
+    return PictureNode(
+        dependencies=sorted(node.node.dependencies),
+        label=label,
+        status=node.status,
+        title=f"{name} ({node.node.spec.op}) is {node.status}{failure}",
+    )
 
 
 def _error(failure: Failure | None) -> dict[str, Any] | None:

@@ -28,10 +28,15 @@ class RunOptions(RequestBody):
     """What happens to the run when the client leaves before its end."""
 
 
+def _messages_or_prompt(schema: dict[str, Any]) -> None:
+    schema.pop("required")
+    schema["oneOf"] = [{"required": ["messages"]}, {"required": ["prompt"]}]
+
+
 class LlmParams(ChatCompletionRequest):
     """A chat request; `prompt` stands for one user message. Unknown fields are errors here."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_messages_or_prompt)
 
     prompt: str | None = None
     """One user message, in place of `messages`."""

@@ -22,6 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def live() -> Iterator[LiveServer]:
     """`shuntyard serve` with the demo models; its end is checked when the session ends."""
-    with data_folder() as folder, search_engine() as url:
-        with live_server("--workflow-data", str(folder), "--searxng-url", url) as server:
-            yield server
+    with (
+        data_folder() as folder,
+        search_engine() as url,
+        live_server("--workflow-data", str(folder), "--searxng-url", url) as server,
+    ):
+        yield server

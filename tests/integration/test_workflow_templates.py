@@ -53,7 +53,9 @@ def test_rag_answers_from_the_collection(live: LiveServer, facts: str, name: str
 
 
 def test_the_search_agent_searches_and_names_its_sources(live: LiveServer) -> None:
-    run = run_template(live, "web-search-agent", question="Where is Paris?", max_searches=2, **SHORT)
+    run = run_template(
+        live, "web-search-agent", question="Where is Paris?", max_searches=2, **SHORT
+    )
     assert 1 <= run["outputs"]["searches"] <= 2
     assert {one["title"] for one in run["outputs"]["sources"]} == {title for title, _ in PAGES}
 
