@@ -63,6 +63,7 @@ from server.protocol.workflows import (
     WorkflowEvent,
     WorkflowRequest,
     WorkflowRun,
+    WorkflowSchema,
     WorkflowTemplate,
     WorkflowValidation,
 )
@@ -309,7 +310,7 @@ TABLE = (
         "workflowSchema",
         WORKFLOWS,
         "The JSON Schema of a workflow's document",
-        answer="application/schema+json",
+        answer=WorkflowSchema,
     ),
     Operation(
         "GET",

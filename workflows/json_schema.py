@@ -13,6 +13,7 @@ from workflows.spec import Node, Workflow
 
 _DEFS = "#/$defs/{model}"
 _TEMPLATE = {"type": "string", "pattern": r"\{\{|\{%"}
+_ABOUT = ("description", "default")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 

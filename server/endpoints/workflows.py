@@ -166,8 +166,7 @@ class DocumentSchema:
         self._schema = document_schema(operators)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"application/schema+json")]
-        await send_bytes(send, 200, orjson.dumps(self._schema), headers=headers)
+        await send_json(send, self._schema)
 
 
 class CancelRun:

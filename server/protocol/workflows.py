@@ -165,6 +165,15 @@ class WorkflowEvent(ResponseBody):
     node_id: str | None = None
 
 
+class WorkflowSchema(ResponseBody):
+    """A JSON Schema."""
+
+    model_config = ConfigDict(extra="allow")
+
+    title: str
+    type: str
+
+
 class TemplateCard(ResponseBody):
     """A workflow template. version: 0 for one that ships. created_at: unix seconds, then null."""
 

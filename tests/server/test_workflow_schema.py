@@ -86,6 +86,4 @@ def test_a_template_may_stand_where_a_number_does(
 
 def test_it_is_published() -> None:
     with serving("x") as server:
-        answer = server.http.get("/v1/workflows/schema")
-        assert answer.headers["content-type"] == "application/schema+json"
-        assert answer.json()["title"] == "Workflow"
+        assert server.http.get("/v1/workflows/schema").json()["title"] == "Workflow"
