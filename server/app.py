@@ -20,12 +20,16 @@ from server.endpoints.models import ModelList
 from server.endpoints.operations import Health, Load, MetricsPage, Readiness, Version
 from server.endpoints.responses import CancelResponse, InputItems, Responses, StoredResponses
 from server.endpoints.tokenization import Detokenize, Tokenize
+from server.endpoints.workflow_chat import WorkflowChat
+from server.endpoints.workflow_templates import OneTemplate, Templates
 from server.endpoints.workflows import (
     CancelRun,
+    DocumentSchema,
     ExplainRun,
     OneRun,
     RunEventStream,
     RunIdConvertor,
+    RunPicture,
     ValidateWorkflow,
     Workflows,
 )
@@ -38,6 +42,8 @@ from server.responses_store import ResponsesStore
 from server.tracing import RequestTracer
 from server.workflow_operators import operators_of
 from server.workflow_resources import WorkflowResources
+from workflows.library import Library
+from workflows.operators.base import Operator
 
 OPEN_PATHS = ("/health", "/version", "/ready")
 ADMIN_PREFIX = "/admin/"
@@ -118,12 +124,15 @@ def _routes(
     further_models: Sequence[tuple[str, int]],
     resources: WorkflowResources | None,
 ) -> list[BaseRoute]:
-    models = ModelList(gateway, further_models)
+    operators = {one.name: one for one in operators_of(gateway, resources)}
+    library = Library(None if resources is None else resources.templates)
+    models = ModelList(gateway, further_models, library)
+    chat = ChatCompletions(gateway, WorkflowChat(gateway, operators, library))
     store = ResponsesStore()
     routes: list[BaseRoute] = []
     for prefix in ("/v1", ""):
         routes += [
-            post(f"{prefix}/chat/completions", ChatCompletions(gateway)),
+            post(f"{prefix}/chat/completions", chat),
             post(f"{prefix}/completions", Completions(gateway)),
             post(f"{prefix}/responses", Responses(gateway, store)),
             KnownRoute(
@@ -138,7 +147,7 @@ def _routes(
         ]
     return [
         *routes,
-        *_workflow_routes(gateway, resources),
+        *_workflow_routes(gateway, operators, library),
         post("/tokenize", Tokenize(gateway)),
         post("/detokenize", Detokenize(gateway)),
         get("/health", Health(gateway)),
@@ -149,16 +158,28 @@ def _routes(
     ]
 
 
-def _workflow_routes(gateway: Gateway, resources: WorkflowResources | None) -> list[BaseRoute]:
+def _workflow_routes(
+    gateway: Gateway, operators: Mapping[str, Operator], library: Library
+) -> list[BaseRoute]:
     register_url_convertor("run", RunIdConvertor())
-    operators = {one.name: one for one in operators_of(gateway, resources)}
-    workflows = Workflows(gateway, operators)
+    workflows = Workflows(gateway, operators, library)
+    validate = ValidateWorkflow(gateway, operators, library)
+    schema = DocumentSchema(operators)
+    template = OneTemplate(gateway, operators, library)
+    methods = ["GET"] if library.store is None else ["GET", "PUT", "DELETE"]
     routes: list[BaseRoute] = []
+    for prefix in ("/v1/workflow-templates", "/workflow-templates"):
+        routes += [
+            get(prefix, Templates(library)),
+            KnownRoute(f"{prefix}/{{name}}", endpoint=template, methods=methods),
+        ]
     for prefix in ("/v1/workflows", "/workflows"):
         run = f"{prefix}/{{run_id:run}}"
         routes += [
             KnownRoute(prefix, endpoint=workflows, methods=["GET", "POST"]),
-            post(f"{prefix}/validate", ValidateWorkflow(gateway, operators)),
+            post(f"{prefix}/validate", validate),
+            get(f"{prefix}/schema", schema),
+            get(f"{run}/graph.svg", RunPicture(gateway)),
             get(run, OneRun(gateway)),
             get(f"{run}/events", RunEventStream(gateway)),
             get(f"{run}/explain", ExplainRun(gateway)),

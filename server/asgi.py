@@ -8,9 +8,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from placement.errors import InvalidInput
+from placement.yaml_file import parse_yaml
 from server.errors import (
     BadBody,
     BodyTooLarge,
@@ -20,7 +23,10 @@ from server.errors import (
 
 Headers = list[tuple[bytes, bytes]]
 JSON_HEADER = (b"content-type", b"application/json")
+YAML_TYPES = (b"application/yaml", b"application/x-yaml", b"text/yaml", b"text/x-yaml")
 MAX_CONTAINERS = 200_000
+# Reading YAML takes a hundred times as long as JSON.
+MAX_YAML_BYTES = 256 * 1024
 
 # An open string goes to the end: starting again at each quote inside would take quadratic time.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
@@ -53,12 +59,18 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-def _check_json_type(scope: Scope) -> None:
-    content_type = header(scope, b"content-type")
-    encoding = header(scope, b"content-encoding")
-    if encoding not in (None, b"", b"identity"):
+def _media_type(scope: Scope) -> bytes:
+    return (header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
+
+
+def _check_encoding(scope: Scope) -> None:
+    if header(scope, b"content-encoding") not in (None, b"", b"identity"):
         raise BadBody("Compressed request bodies are not accepted; send plain JSON.")
-    media_type = (content_type or b"").split(b";")[0].strip().lower()
+
+
+def _check_json_type(scope: Scope) -> None:
+    _check_encoding(scope)
+    media_type = _media_type(scope)
     if media_type == b"application/json" or (
         media_type.startswith(b"application/") and media_type.endswith(b"+json")
     ):
@@ -92,8 +104,15 @@ async def read_body(receive: Receive, *, max_bytes: int) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def read_json(scope: Scope, receive: Receive, *, max_bytes: int, max_depth: int) -> Any:
-    """The decoded JSON body. Raises the HttpErrors of `read_body`, WrongContentType, BadBody."""
+async def read_json(
+    scope: Scope, receive: Receive, *, max_bytes: int, max_depth: int, accepts_yaml: bool = False
+) -> Any:
+    """The decoded JSON body. Raises the HttpErrors of `read_body`, WrongContentType, BadBody.
+
+    accepts_yaml: a body that says that it is YAML is one, and becomes the JSON that it stands for.
+    """
+    if accepts_yaml and _media_type(scope) in YAML_TYPES:
+        return await _read_yaml(scope, receive)
     _check_json_type(scope)
     length = header(scope, b"content-length")
     if length is not None and length.isdigit() and int(length) > max_bytes:
@@ -106,6 +125,40 @@ async def read_json(scope: Scope, receive: Receive, *, max_bytes: int, max_depth
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise BadBody(f"The request body is not valid JSON: {error}") from None
+
+
+async def _read_yaml(scope: Scope, receive: Receive) -> Any:
+    """Raises BadBody, BodyTooLarge."""
+    _check_encoding(scope)
+    raw = await read_body(receive, max_bytes=MAX_YAML_BYTES)
+    try:
+        file = await anyio.to_thread.run_sync(parse_yaml, raw.decode("utf-8"), "the body")
+        _check_aliases(file.value)
+        # What YAML has and JSON does not: numbers as keys and dates become text, the rest is wrong.
+        return orjson.loads(orjson.dumps(file.value, option=orjson.OPT_NON_STR_KEYS))
+    except UnicodeDecodeError:
+        raise BadBody("The request body is not UTF-8.") from None
+    except InvalidInput as error:
+        raise BadBody(f"The request body is not a YAML document: {error}") from None
+    except (TypeError, orjson.JSONDecodeError) as error:
+        raise BadBody(f"The request body holds what JSON has not: {error}") from None
+
+
+def _check_aliases(value: Any) -> None:
+    """Bound what a YAML document becomes when each alias is replaced. Raises BadBody."""
+    num_chars = 0
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, dict):
+            todo += one.keys()
+            todo += one.values()
+        elif isinstance(one, list):
+            todo += one
+        elif isinstance(one, str):
+            num_chars += len(one)
+        if num_chars > 4 * MAX_YAML_BYTES:
+            raise BadBody("The YAML is too large once its aliases are replaced; send JSON.")
 
 
 def _check_nesting(raw: bytes, max_depth: int) -> None:

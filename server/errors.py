@@ -11,7 +11,10 @@ HttpError (a ShuntyardError that only HTTP knows)
 ├── MethodNotAllowed    405
 ├── Conflict            409   what is asked for cannot be continued
 ├── BadWorkflow         400   a workflow that cannot run; every problem in `details`
+├── WorkflowFailed      400, or as its code says   a run that a chat waits for failed
 ├── RunMissing          404
+├── TemplateMissing     404
+├── StoreLimit          400   a tenant has as many of something as it may have
 ├── CollectionMissing   404
 ├── StoreDown           503   Postgres, which keeps collections, is not available
 ├── BodyTooLarge        413
@@ -100,8 +103,25 @@ class BadWorkflow(HttpError):
         self.details = details
 
 
+class WorkflowFailed(HttpError):
+    """The run behind a chat failed. code: the run's; where it is one of the server's own, the
+    status is that of the error that has it."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class RunMissing(HttpError):
     """No run of a workflow has this id, or it is another tenant's."""
+
+
+class TemplateMissing(HttpError):
+    """No workflow template has this name, or it is another tenant's."""
+
+
+class StoreLimit(HttpError):
+    """The tenant has as many of something as it may have."""
 
 
 class CollectionMissing(HttpError):
@@ -172,7 +192,10 @@ _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     MethodNotAllowed: (405, _INVALID, "method_not_allowed"),
     Conflict: (409, _INVALID, "cannot_continue"),
     BadWorkflow: (400, _INVALID, "invalid_workflow"),
+    WorkflowFailed: (400, _INVALID, "workflow_failed"),
     RunMissing: (404, "not_found_error", "run_not_found"),
+    TemplateMissing: (404, "not_found_error", "template_not_found"),
+    StoreLimit: (400, _INVALID, "limit_reached"),
     CollectionMissing: (404, "not_found_error", "collection_not_found"),
     StoreDown: (503, _SERVER, "store_unavailable"),
     BodyTooLarge: (413, _INVALID, "body_too_large"),
@@ -192,6 +215,12 @@ _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     ShuntyardError: (500, _SERVER, "internal_error"),
 }
 
+_OURS = {
+    code: (status, kind)
+    for status, kind, code in _KINDS.values()
+    if code is not None and (status >= 500 or status == 429)
+}
+
 
 def describe(error: ShuntyardError) -> ErrorReply:
     """The reply for an error of ours."""
@@ -208,6 +237,9 @@ def describe(error: ShuntyardError) -> ErrorReply:
         headers.append((b"allow", error.allow.encode("latin-1")))
     elif isinstance(error, ModelNotFound):
         param = "model"
+    elif isinstance(error, WorkflowFailed):
+        code = error.code
+        status, kind = _OURS.get(code, (status, kind))
     elif isinstance(error, (BadHttp, BodyTooLarge, RequestTimeout)):
         headers.append((b"connection", b"close"))
     elif isinstance(error, (EngineUnavailable, StoreDown, ShuttingDown)):

@@ -55,11 +55,16 @@ from server.protocol.responses import (
 from server.protocol.responses_api import ResponseRequest
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from server.protocol.workflows import (
+    DeletedTemplate,
     RunExplanation,
     RunList,
+    TemplateList,
+    WorkflowDocument,
     WorkflowEvent,
     WorkflowRequest,
     WorkflowRun,
+    WorkflowSchema,
+    WorkflowTemplate,
     WorkflowValidation,
 )
 
@@ -68,7 +73,7 @@ Models = Mapping[Any, JsonObject]
 
 OPENAI, RANKING, TOKENS, WORKFLOWS = "OpenAI", "Ranking", "Tokens", "Workflows"
 OPERATIONS, ADMIN, COLLECTIONS = "Operations", "Admin", "Collections"
-JSON, SSE = "application/json", "text/event-stream"
+JSON, YAML, SSE = "application/json", "application/yaml", "text/event-stream"
 METRICS_TEXT = "text/plain; version=0.0.4"
 
 _ANY = (405, 500)
@@ -81,7 +86,7 @@ _ERRORS = {
     400: "The request cannot be served as it stands; `param` names the field.",
     401: "No key, or one that is not known.",
     403: "Not from here: without an admin key the admin API is for its own machine.",
-    404: "There is no such model, response, run or collection.",
+    404: "There is no such model, response, run, template or collection.",
     405: "The path exists, for other methods.",
     408: "The body did not arrive in time.",
     409: "The answer that `Last-Event-ID` speaks of cannot be continued (with `--journal`).",
@@ -104,6 +109,7 @@ class Operation:
     errors: statuses besides success that can occur; 401 is added where keys are asked for.
     may_be_empty: whether the request may have no body.
     many: whether success is a list of `answer`.
+    accepts_yaml: whether the body may be YAML as well.
     """
 
     method: str
@@ -121,6 +127,7 @@ class Operation:
     success: int = 200
     may_be_empty: bool = False
     many: bool = False
+    accepts_yaml: bool = False
 
 
 _RERANK_EXAMPLE = {"query": "A pet", "documents": ["A car", "A cat"]}
@@ -236,6 +243,7 @@ TABLE = (
         "Run a workflow",
         answer=WorkflowRun,
         request=WorkflowRequest,
+        accepts_yaml=True,
         event=WorkflowEvent,
         example=_WORKFLOW_EXAMPLE,
         errors=_BODY,
@@ -248,6 +256,7 @@ TABLE = (
         "Everything that is wrong with a workflow, without running it",
         answer=WorkflowValidation,
         request=WorkflowRequest,
+        accepts_yaml=True,
         example=_WORKFLOW_EXAMPLE,
         errors=_BODY,
     ),
@@ -288,6 +297,23 @@ TABLE = (
     ),
     Operation(
         "GET",
+        "/v1/workflows/{run_id}/graph.svg",
+        "drawRun",
+        WORKFLOWS,
+        "A run as a picture: its nodes, their state and what each waits for",
+        answer="image/svg+xml",
+        errors=(404, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/v1/workflows/schema",
+        "workflowSchema",
+        WORKFLOWS,
+        "The JSON Schema of a workflow's document",
+        answer=WorkflowSchema,
+    ),
+    Operation(
+        "GET",
         "/v1/workflows/{run_id}/explain",
         "explainRun",
         WORKFLOWS,
@@ -303,6 +329,32 @@ TABLE = (
         "Stop a run; answers when all of its work has stopped",
         answer=WorkflowRun,
         errors=(404, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/v1/workflow-templates",
+        "listTemplates",
+        WORKFLOWS,
+        "The workflows that can be run by name: those that ship and the tenant's own",
+        answer=TemplateList,
+        errors=(503, *_ANY),
+    ),
+    Operation(
+        "GET",
+        "/v1/workflow-templates/{name}",
+        "getTemplate",
+        WORKFLOWS,
+        "The newest version of a workflow template, or the one that is asked for",
+        answer=WorkflowTemplate,
+        query=(
+            {
+                "name": "version",
+                "in": "query",
+                "description": "By default the newest; 0 is the one that ships.",
+                "schema": {"type": "integer", "minimum": 0},
+            },
+        ),
+        errors=(400, 404, 503, *_ANY),
     ),
     Operation(
         "GET", "/v1/models", "listModels", OPENAI, "The models that are served", answer=ModelCards
@@ -496,7 +548,7 @@ _DOCUMENT_IDS = {
     "schema": {"type": "array", "items": {"type": "string"}, "minItems": 1},
 }
 
-COLLECTION_TABLE = (
+STORE_TABLE = (
     Operation(
         "GET",
         "/v1/collections",
@@ -544,6 +596,27 @@ COLLECTION_TABLE = (
         query=(_DOCUMENT_IDS,),
         errors=(400, 404, *_STORE),
     ),
+    Operation(
+        "PUT",
+        "/v1/workflow-templates/{name}",
+        "storeTemplate",
+        WORKFLOWS,
+        "Store a workflow under a name; a changed one becomes the newest version",
+        answer=WorkflowTemplate,
+        request=WorkflowDocument,
+        accepts_yaml=True,
+        example={"nodes": _WORKFLOW_EXAMPLE["nodes"]},
+        errors=(503, *_BODY),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/workflow-templates/{name}",
+        "deleteTemplate",
+        WORKFLOWS,
+        "Delete all versions of a stored workflow template",
+        answer=DeletedTemplate,
+        errors=(404, 503, *_ANY),
+    ),
 )
 
 
@@ -559,7 +632,7 @@ def openapi_of(
     def openapi() -> JsonObject:
         routed = _routed(app.routes)
         operations = [
-            i for i in (*TABLE, *COLLECTION_TABLE, *ADMIN_TABLE) if (i.method, i.path) in routed
+            i for i in (*TABLE, *STORE_TABLE, *ADMIN_TABLE) if (i.method, i.path) in routed
         ]
         document = describe(operations, open_paths=open_paths if keyed else None)
         info = {"title": app.title, "summary": app.summary, "version": app.version}
@@ -636,7 +709,8 @@ def _operation(operation: Operation, models: Models, *, guarded: bool) -> JsonOb
         if operation.example is not None:
             content["example"] = operation.example
         required = not operation.may_be_empty
-        result["requestBody"] = {"required": required, "content": {JSON: content}}
+        bodies = {JSON: content, **({YAML: content} if operation.accepts_yaml else {})}
+        result["requestBody"] = {"required": required, "content": bodies}
     errors = sorted({*operation.errors, 401} if guarded else operation.errors)
     result["responses"] = {
         str(operation.success): _success(operation, models),

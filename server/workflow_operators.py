@@ -23,6 +23,7 @@ from workflows.operators.ingest import IngestOperator
 from workflows.operators.nested import LoopOperator, MapOperator, WorkflowOperator
 from workflows.operators.rerank import RerankOperator
 from workflows.operators.search import SearchOperator
+from workflows.operators.split import SplitOperator
 from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
 from workflows.operators.web_search import WebSearchOperator
 from workflows.signature import Identity
@@ -42,6 +43,7 @@ def operators_of(gateway: Gateway, resources: WorkflowResources | None) -> list[
         TemplateOperator(),
         MergeOperator(),
         SelectOperator(),
+        SplitOperator(),
         WorkflowOperator(),
         MapOperator(),
         LoopOperator(),

@@ -13,6 +13,7 @@ from workflows.pooled_items import PooledItems
 from workflows.pooling import PoolingModels
 from workflows.stores.collections import CollectionStore
 from workflows.stores.database import Database
+from workflows.stores.templates import TemplateStore
 from workflows.web_search import SearxngSearch, WebSearch
 
 
@@ -37,6 +38,9 @@ class WorkflowResources:
     ) -> None:
         self.database = database
         self.store = CollectionStore(
+            database, identity_of=lambda tenant: identities.get(tenant, tenant)
+        )
+        self.templates = TemplateStore(
             database, identity_of=lambda tenant: identities.get(tenant, tenant)
         )
         self.items = PooledItems(models, max_batch=max_batch, max_wait_s=batch_wait_s)

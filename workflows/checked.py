@@ -65,20 +65,32 @@ def check_workflow(document: Any, operators: Mapping[str, Operator]) -> CheckedW
     return _Checker(operators, _Whole()).check(document)
 
 
-def check_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> None:
-    """Raises InvalidWorkflow for inputs that are not what `input_schema` says."""
-    if workflow.input_schema is None:
-        return
+def complete_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a run, with the `default`s of `input_schema`'s properties where one is missing.
+
+    Raises InvalidWorkflow for inputs that are not what `input_schema` says.
+    """
+    schema = workflow.input_schema
+    if schema is None:
+        return dict(inputs)
+    properties = schema.get("properties", {})
+    defaults = {
+        name: one["default"]
+        for name, one in properties.items()
+        if isinstance(one, dict) and "default" in one
+    }
+    completed = {**defaults, **inputs}
     problems = [
         Problem(
             path=shown_path(("inputs", *error.instance_path)),
             code="invalid_input",
             message=error.message[:MAX_MESSAGE_CHARS],
         )
-        for error in _schema_validator(workflow.input_schema).iter_errors(dict(inputs))
+        for error in _schema_validator(schema).iter_errors(completed)
     ]
     if problems:
         raise InvalidWorkflow(problems[:MAX_PROBLEMS])
+    return completed
 
 
 @dataclass(slots=True)

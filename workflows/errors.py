@@ -5,6 +5,7 @@ WorkflowError
 ├── TemplateError         a template that cannot be compiled or rendered
 ├── NodeFailed            one node's work failed; says whether another try could help
 ├── RunNotFound           no run of this id, or of another tenant
+├── TemplateNotFound      no workflow template of this name, or of another tenant
 └── TooManyRuns           the limit of runs at once is reached
 """
 
@@ -60,6 +61,10 @@ class NodeFailed(WorkflowError):
 
 class RunNotFound(WorkflowError):
     """There is no such run for this tenant."""
+
+
+class TemplateNotFound(WorkflowError):
+    """There is no workflow template of this name for this tenant."""
 
 
 class TooManyRuns(WorkflowError):

@@ -17,7 +17,7 @@ import anyio
 import orjson
 from anyio.abc import TaskGroup
 
-from workflows.checked import CheckedNode, CheckedWorkflow, check_inputs
+from workflows.checked import CheckedNode, CheckedWorkflow, complete_inputs
 from workflows.errors import InvalidWorkflow, NodeFailed, RunNotFound, TooManyRuns
 from workflows.execution import NodeExecutor
 from workflows.operators.base import NodeContext, NodeResult
@@ -134,7 +134,7 @@ class WorkflowService:
         root: Run | None,
     ) -> Run:
         """Raises InvalidWorkflow."""
-        check_inputs(workflow.spec, inputs)
+        inputs = complete_inputs(workflow.spec, inputs)
         now_s = anyio.current_time()
         run = Run(
             id=f"run_{secrets.token_hex(12)}",

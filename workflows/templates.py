@@ -65,6 +65,7 @@ _FILTERS_PER_ITEM: dict[str, Callable[..., Any]] = {
     "selectattr": filters.sync_do_selectattr,
 }
 _CODE = re.compile(r"\{[{%].*?(?:[}%]\}|$)", re.DOTALL)
+_NO_DEFAULT = object()
 _ROOTS = ("nodes", "inputs", "item", "index", "loop")
 
 
@@ -189,6 +190,18 @@ def _tojson(value: Any) -> str:
         raise TemplateError(f"tojson: {error}") from None
 
 
+def _fromjson(text: Any, default: Any = _NO_DEFAULT) -> Any:
+    """The value of a text that is JSON; `default`, if there is one, where it is not."""
+    try:
+        if not isinstance(text, str):
+            raise TemplateError(f"fromjson takes a text, not {type(text).__name__}")
+        return orjson.loads(text)
+    except (orjson.JSONDecodeError, TemplateError) as error:
+        if default is not _NO_DEFAULT:
+            return default
+        raise TemplateError(f"fromjson: {error}") from None
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """Jinja with less in it, and with a price on what is left."""
 
@@ -201,7 +214,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["__concat__"] = _concat
         self.filters = {name: self.filters[name] for name in _FILTERS}
         self.filters.update({name: _per_item(apply) for name, apply in _FILTERS_PER_ITEM.items()})
-        self.filters.update(join=_join, replace=_replace, sum=_sum, tojson=_tojson)
+        self.filters.update(
+            join=_join, replace=_replace, sum=_sum, tojson=_tojson, fromjson=_fromjson
+        )
         self.tests = {name: self.tests[name] for name in _TESTS}
 
     def getattr(self, obj: Any, attribute: str) -> Any:

@@ -24,10 +24,12 @@ class JsonEndpoint(ABC, Generic[B]):
     """An ASGI endpoint for `POST` with a JSON body of type `body_type`.
 
     journal_name: what the journal calls the endpoint, if its answers can be journaled.
+    accepts_yaml: whether the body may be YAML.
     """
 
     body_type: type[B]
     journal_name: str | None = None
+    accepts_yaml = False
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -43,6 +45,7 @@ class JsonEndpoint(ABC, Generic[B]):
                 receive,
                 max_bytes=limits.max_body_bytes,
                 max_depth=limits.max_json_depth,
+                accepts_yaml=self.accepts_yaml,
             )
             body = parse_body(self.body_type, raw)
 

@@ -12,7 +12,8 @@ from server.endpoints.base import JsonEndpoint
 from server.endpoints.choices import Choices, formatter_for, respond, sampling_for
 from server.endpoints.streaming import ChunkWriter, usage_bytes
 from server.endpoints.tool_plan import ToolPlan, plan_tools
-from server.gateway import unix_s
+from server.endpoints.workflow_chat import PREFIX, WorkflowChat
+from server.gateway import Gateway, unix_s
 from server.generation_run import GenerationRun, usage
 from server.protocol.base import parse_body
 from server.protocol.chat import ChatCompletionRequest
@@ -72,6 +73,11 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
     body_type = ChatCompletionRequest
     journal_name = "chat"
 
+    def __init__(self, gateway: Gateway, workflows: WorkflowChat | None = None) -> None:
+        """workflows: answers where the model is a workflow."""
+        super().__init__(gateway)
+        self._workflows = workflows
+
     async def answer(
         self,
         body: ChatCompletionRequest,
@@ -79,6 +85,9 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
         record: RequestRecord,
         send: Send,
     ) -> None:
+        if self._workflows is not None and (body.model or "").startswith(PREFIX):
+            await self._workflows.answer(body, raw, record, send)
+            return
         job = await self.prepare(body, raw, record)
         await respond(
             self.gateway,

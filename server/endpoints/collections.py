@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from urllib.parse import parse_qs
 
 from starlette.routing import BaseRoute
@@ -11,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.app import KnownRoute
 from server.asgi import send_json
-from server.errors import CollectionMissing, StoreDown
+from server.endpoints.workflow_errors import as_http
 from server.protocol.collections import (
     CollectionCard,
     CollectionList,
@@ -21,9 +20,8 @@ from server.protocol.collections import (
 )
 from server.record import record_of
 from spot.errors import InvalidRequest
-from workflows.operators.failures import public_message
 from workflows.stores.collections import CollectionInfo, CollectionStore
-from workflows.stores.errors import CollectionNotFound, StoreError
+from workflows.stores.errors import CollectionNotFound
 
 
 class Collections:
@@ -37,7 +35,7 @@ class Collections:
         if scope["method"] == "DELETE":
             await self._delete_all(tenant, scope, send)
             return
-        with _as_http():
+        with as_http():
             found = await self._store.collections(tenant)
         cards = CollectionList(data=[_card(one) for one in found])
         await send_json(send, cards.model_dump())
@@ -50,7 +48,7 @@ class Collections:
                 param="all",
             )
         deleted = []
-        with _as_http():
+        with as_http():
             for one in await self._store.collections(tenant):
                 with suppress(CollectionNotFound):  # someone else was faster
                     await self._store.delete(tenant, one.name)
@@ -66,7 +64,7 @@ class OneCollection:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant, name = record_of(scope).tenant, str(scope["path_params"]["name"])
-        with _as_http():
+        with as_http():
             if scope["method"] == "DELETE":
                 await self._store.delete(tenant, name)
                 answer = DeletedCollection(name=name).model_dump()
@@ -86,7 +84,7 @@ class CollectionDocuments:
         ids = _query(scope).get("id", [])
         if not any(ids) or any("\0" in one for one in ids):
             raise InvalidRequest("Name the documents to delete: ?id=A&id=B.", param="id")
-        with _as_http():
+        with as_http():
             result = await self._store.delete_documents(tenant, name, ids)
         answer = DeletedDocuments(name=name, epoch=result.epoch, deleted=result.changed_ids)
         await send_json(send, answer.model_dump())
@@ -122,14 +120,3 @@ def _card(info: CollectionInfo) -> CollectionCard:
 
 def _query(scope: Scope) -> dict[str, list[str]]:
     return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-
-
-@contextmanager
-def _as_http() -> Iterator[None]:
-    """Errors of the stores as the edge knows them."""
-    try:
-        yield
-    except CollectionNotFound as error:
-        raise CollectionMissing(error.message) from None
-    except StoreError as error:
-        raise StoreDown(public_message(error)) from None

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-import anyio
 import orjson
 from starlette.convertors import StringConvertor
 from starlette.types import Receive, Scope, Send
 
-from server.asgi import ClientGone, header, send_json, until_disconnect
+from server.asgi import header, send_bytes, send_json, until_disconnect
 from server.endpoints.base import JsonEndpoint
-from server.errors import BadWorkflow, RunMissing
+from server.endpoints.event_pump import pump_events
+from server.endpoints.workflow_errors import as_http
 from server.gateway import Gateway, wall_s
 from server.protocol.workflows import RunOptions
 from server.record import RequestRecord, record_of
-from server.sse import DONE, EventStream
-from spot.errors import InvalidRequest, Overloaded
+from spot.errors import InvalidRequest
 from workflows.checked import CheckedWorkflow, check_workflow
-from workflows.errors import InvalidWorkflow, RunNotFound, TooManyRuns
+from workflows.json_schema import document_schema
+from workflows.library import Library
 from workflows.operators.base import Operator
+from workflows.picture import PictureNode, picture
 from workflows.run_events import RunEvent
 from workflows.run_state import Failure, NodeState
 from workflows.service import Run
@@ -40,15 +40,30 @@ class WorkflowEndpoint(JsonEndpoint[RunOptions]):
     """A `POST` whose body is a workflow and the options of its run."""
 
     body_type = RunOptions
+    accepts_yaml = True
 
-    def __init__(self, gateway: Gateway, operators: Mapping[str, Operator]) -> None:
+    def __init__(
+        self, gateway: Gateway, operators: Mapping[str, Operator], library: Library
+    ) -> None:
         super().__init__(gateway)
         self._operators = operators
+        self._library = library
 
-    def checked(self, raw: dict[str, Any]) -> CheckedWorkflow:
-        """The workflow of a body. Raises InvalidWorkflow."""
+    async def checked(
+        self, body: RunOptions, raw: dict[str, Any], *, tenant: str
+    ) -> CheckedWorkflow:
+        """The workflow of a body: what stands in it, or what it names. Raises HttpErrors."""
         document = {name: value for name, value in raw.items() if name not in _OPTIONS}
-        return check_workflow(document, self._operators)
+        with as_http():
+            if body.workflow is None:
+                return check_workflow(document, self._operators)
+            if document:
+                raise InvalidRequest(
+                    f"workflow names a template; {next(iter(document))!r} cannot stand beside it.",
+                    param=next(iter(document)),
+                )
+            template = await self._library.find(tenant, body.workflow)
+            return check_workflow(template.document, self._operators)
 
 
 class Workflows(WorkflowEndpoint):
@@ -74,16 +89,15 @@ class Workflows(WorkflowEndpoint):
                 param="background",
             )
         service = self.gateway.workflows
-        with _as_http():
-            run = service.submit(
-                self.checked(raw), body.inputs, tenant=record.tenant, wall_s=wall_s()
-            )
+        workflow = await self.checked(body, raw, tenant=record.tenant)
+        with as_http():
+            run = service.submit(workflow, body.inputs, tenant=record.tenant, wall_s=wall_s())
         if body.background:
             await send_json(send, run_object(run))
             return
         try:
             if body.stream:
-                await stream_events(self.gateway, record, run, 0, send)
+                await pump_events(self.gateway, record, run, 0, send, RunEventWriter(run))
             else:
                 await run.ended.wait()
                 await send_json(send, run_object(run))
@@ -98,8 +112,7 @@ class ValidateWorkflow(WorkflowEndpoint):
     async def answer(
         self, body: RunOptions, raw: dict[str, Any], record: RequestRecord, send: Send
     ) -> None:
-        with _as_http():
-            workflow = self.checked(raw)
+        workflow = await self.checked(body, raw, tenant=record.tenant)
         nodes = [
             {"id": name, "op": node.spec.op, "depends_on": sorted(node.dependencies)}
             for name, node in workflow.nodes.items()
@@ -133,6 +146,29 @@ class ExplainRun:
         await send_json(send, explained)
 
 
+class RunPicture:
+    """`GET /v1/workflows/{id}/graph.svg`: the run's nodes and what each waits for."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run = _asked_for(self._gateway, scope)
+        nodes = {name: _picture_node(name, node) for name, node in run.state.nodes.items()}
+        body = picture(nodes).encode()
+        await send_bytes(send, 200, body, headers=[(b"content-type", b"image/svg+xml")])
+
+
+class DocumentSchema:
+    """`GET /v1/workflows/schema`: the JSON Schema of a workflow's document."""
+
+    def __init__(self, operators: Mapping[str, Operator]) -> None:
+        self._schema = document_schema(operators)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, self._schema)
+
+
 class CancelRun:
     """`POST /v1/workflows/{id}/cancel`: answers when all of its work has stopped."""
 
@@ -157,42 +193,20 @@ class RunEventStream:
         number = _starting_after(scope)
 
         async def work() -> None:
-            await stream_events(self._gateway, record_of(scope), run, number, send)
+            writer = RunEventWriter(run)
+            await pump_events(self._gateway, record_of(scope), run, number, send, writer)
 
         await until_disconnect(receive, work)
 
 
-async def stream_events(
-    gateway: Gateway, record: RequestRecord, run: Run, number: int, send: Send
-) -> None:
-    """Send a run's events after `number` until its last one."""
-    record.stream = True
-    stream = EventStream(send, poke=lambda: None, now_s=anyio.current_time)
-    with anyio.CancelScope() as scope:
-        stream.abandon = scope.cancel
-        gateway.keeper.add(stream)
-        try:
-            await _pump(run, number, stream)
-        finally:
-            gateway.keeper.remove(stream)
-    if scope.cancelled_caught:
-        raise ClientGone
+class RunEventWriter:
+    """A run's events as they are."""
 
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
-async def _pump(run: Run, number: int, stream: EventStream) -> None:
-    while True:
-        events: list[RunEvent] | None = None
-        with anyio.CancelScope() as waiting:
-            stream.poke = waiting.cancel
-            events = await run.events.after(number)
-        if events is None:
-            await stream.keep_alive()
-        elif events:
-            number = events[-1].sequence_number
-            await stream.write(b"".join([_frame(run, event) for event in events]))
-        else:
-            await stream.finish(DONE)
-            return
+    def frames(self, event: RunEvent) -> bytes:
+        return _frame(self._run, event)
 
 
 def _frame(run: Run, event: RunEvent) -> bytes:
@@ -246,6 +260,21 @@ def _node_object(run: Run, node: NodeState) -> dict[str, Any]:
     }
 
 
+def _picture_node(name: str, node: NodeState) -> PictureNode:
+    label = node.node.spec.op
+    if node.started_s is not None and node.finished_s is not None:
+        label += f" · {node.finished_s - node.started_s:.2f} s"
+    if node.shared != "none":
+        label += f" · {node.shared}"
+    failure = "" if node.failure is None else f": {node.failure.message}"
+    return PictureNode(
+        dependencies=sorted(node.node.dependencies),
+        label=label,
+        status=node.status,
+        title=f"{name} ({node.node.spec.op}) is {node.status}{failure}",
+    )
+
+
 def _error(failure: Failure | None) -> dict[str, Any] | None:
     if failure is None:
         return None
@@ -258,7 +287,7 @@ def _wall(run: Run, at_s: float | None) -> float | None:
 
 
 def _asked_for(gateway: Gateway, scope: Scope) -> Run:
-    with _as_http():
+    with as_http():
         run_id = str(scope["path_params"]["run_id"])
         return gateway.workflows.find(run_id, tenant=record_of(scope).tenant)
 
@@ -274,19 +303,3 @@ def _starting_after(scope: Scope) -> int:
             "starting_after is the sequence_number of an event, 0 or more.", param="starting_after"
         )
     return int(text)
-
-
-@contextmanager
-def _as_http() -> Iterator[None]:
-    """Errors of workflows as the edge knows them."""
-    try:
-        yield
-    except InvalidWorkflow as error:
-        details = [
-            {"path": one.path, "code": one.code, "message": one.message} for one in error.problems
-        ]
-        raise BadWorkflow(error.message, details=details) from None
-    except RunNotFound as error:
-        raise RunMissing(error.message) from None
-    except TooManyRuns as error:
-        raise Overloaded(error.message) from None

@@ -16,6 +16,8 @@ from workflows.spec import MAX_NODES, Node
 class RunOptions(RequestBody):
     """What of a run's request is not the workflow. All other fields are the workflow's document."""
 
+    workflow: str | None = None
+    """A workflow template by name (`rag`, or `rag@2` for one version), in place of `nodes`."""
     inputs: dict[str, Any] = Field(default_factory=dict)
     """The values that templates read as `inputs.NAME`."""
     stream: bool | None = None
@@ -26,10 +28,15 @@ class RunOptions(RequestBody):
     """What happens to the run when the client leaves before its end."""
 
 
+def _messages_or_prompt(schema: dict[str, Any]) -> None:
+    schema.pop("required")
+    schema["oneOf"] = [{"required": ["messages"]}, {"required": ["prompt"]}]
+
+
 class LlmParams(ChatCompletionRequest):
     """A chat request; `prompt` stands for one user message. Unknown fields are errors here."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_messages_or_prompt)
 
     prompt: str | None = None
     """One user message, in place of `messages`."""
@@ -46,8 +53,8 @@ class LlmParams(ChatCompletionRequest):
         return {**data, "messages": [{"role": "user", "content": data["prompt"]}]}
 
 
-class WorkflowRequest(RunOptions):
-    """A workflow and how to run it, as documented; `workflows.checked` reads it piece by piece."""
+class WorkflowDocument(RequestBody):
+    """A workflow, as documented; `workflows.checked` reads it piece by piece."""
 
     name: str | None = None
     """For people who look at the list of runs."""
@@ -58,9 +65,18 @@ class WorkflowRequest(RunOptions):
     outputs: str | Annotated[list[str], Field(fail_fast=True)] | dict[str, Any] | None = None
     """A node's id, several, or any value with templates by name."""
     input_schema: dict[str, Any] | None = None
-    """A JSON Schema of `inputs`."""
+    """A JSON Schema of `inputs`; the `default`s of its properties stand in for missing ones."""
     deadline_s: float | None = None
     """For the whole run; one that takes longer ends as `incomplete`."""
+
+
+class WorkflowRequest(WorkflowDocument, RunOptions):
+    """A workflow, or the name of one, and how to run it."""
+
+    nodes: list[Node] | None = Field(  # type: ignore[assignment]
+        default=None, min_length=1, max_length=MAX_NODES, fail_fast=True
+    )
+    """In any order; each starts when what it depends on has ended. Needed without `workflow`."""
 
 
 class RunError(ResponseBody):
@@ -147,3 +163,39 @@ class WorkflowEvent(ResponseBody):
     run_id: str
     created_at: float
     node_id: str | None = None
+
+
+class WorkflowSchema(ResponseBody):
+    """A JSON Schema."""
+
+    model_config = ConfigDict(extra="allow")
+
+    title: str
+    type: str
+
+
+class TemplateCard(ResponseBody):
+    """A workflow template. version: 0 for one that ships. created_at: unix seconds, then null."""
+
+    object: Literal["workflow.template"] = "workflow.template"
+    name: str
+    version: int
+    description: str | None
+    created_at: float | None
+
+
+class WorkflowTemplate(TemplateCard):
+    """document: the workflow, as `POST /v1/workflows` takes it."""
+
+    document: dict[str, Any]
+
+
+class TemplateList(ResponseBody):
+    object: Literal["list"] = "list"
+    data: list[TemplateCard]
+
+
+class DeletedTemplate(ResponseBody):
+    object: Literal["workflow.template"] = "workflow.template"
+    name: str
+    deleted: Literal[True] = True

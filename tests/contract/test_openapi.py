@@ -252,6 +252,8 @@ def existing(server: Server, path: str, headers: dict[str, str]) -> dict[str, st
         nodes = [{"id": "a", "op": "template", "params": {"value": 1}}]
         answer = server.post("/v1/workflows", {"nodes": nodes}, headers=headers)
         return {"run_id": answer.json()["id"]}
+    if "/workflow-templates/{name}" in path:
+        return {"name": "rag"}
     return {"model_id": "demo"} if "{model_id}" in path else {}
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clients.live_server import LiveServer, live_server
+from tests.postgres import data_folder
+from tests.search_engine import search_engine
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,5 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def live() -> Iterator[LiveServer]:
     """`shuntyard serve` with the demo models; its end is checked when the session ends."""
-    with live_server() as server:
+    with (
+        data_folder() as folder,
+        search_engine() as url,
+        live_server("--workflow-data", str(folder), "--searxng-url", url) as server,
+    ):
         yield server

@@ -30,6 +30,9 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
     http.MethodNotAllowed: (405, INVALID, "method_not_allowed"),
     http.Conflict: (409, INVALID, "cannot_continue"),
     http.BadWorkflow: (400, INVALID, "invalid_workflow"),
+    http.WorkflowFailed: (503, SERVER, "engine_unavailable"),
+    http.TemplateMissing: (404, "not_found_error", "template_not_found"),
+    http.StoreLimit: (400, INVALID, "limit_reached"),
     http.RunMissing: (404, "not_found_error", "run_not_found"),
     http.CollectionMissing: (404, "not_found_error", "collection_not_found"),
     http.StoreDown: (503, SERVER, "store_unavailable"),
@@ -49,6 +52,7 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "MethodNotAllowed": {"allow": "GET, HEAD"},
     "BadWorkflow": {"details": [{"path": "nodes.0.op", "code": "missing", "message": "needed"}]},
+    "WorkflowFailed": {"code": "engine_unavailable"},
     "ContextLengthExceeded": {"param": "messages"},
     "InputTooLong": {"index": 3, "num_tokens": 9, "max_model_len": 4},
 }

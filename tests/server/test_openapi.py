@@ -18,7 +18,7 @@ from server.endpoints.pooling import pooling_routes
 from server.errors import _KINDS, describe
 from server.gateway import Admission, Gateway, ServedModel
 from server.metrics import Metrics
-from server.openapi import ADMIN_TABLE, COLLECTION_TABLE, TABLE, template
+from server.openapi import ADMIN_TABLE, STORE_TABLE, TABLE, template
 from server.pools import Pools
 from server.protocol.responses import ErrorType
 from server.sse import StreamKeeper
@@ -99,7 +99,7 @@ def test_pooling_is_documented_only_where_it_is_served() -> None:
 
 
 def test_operation_ids_are_unique() -> None:
-    tables = (*TABLE, *COLLECTION_TABLE, *ADMIN_TABLE)
+    tables = (*TABLE, *STORE_TABLE, *ADMIN_TABLE)
     ids = [operation.id for operation in tables]
     assert len(set(ids)) == len(ids)
 

@@ -54,10 +54,17 @@ def test_a_lone_expression_keeps_the_type_of_its_value(source: str, value: objec
         ("{% raw %}{{ as it is }}{% endraw %}", "{{ as it is }}"),
         ("{{ inputs.q | replace('h', 'H') }}", "Hi"),
         ("{{ inputs.missing | default('none') }}", "none"),
+        ("{{ ('[1, 2]' | fromjson)[1] }} of {{ '{' | fromjson('nothing') }}", "2 of nothing"),
     ],
 )
 def test_anything_else_renders_to_text(source: str, text: str) -> None:
     assert render(source) == text
+
+
+@pytest.mark.parametrize("source", ["{{ '{' | fromjson }}", "{{ inputs.n | fromjson }}"])
+def test_what_is_not_json_is_an_error_without_a_default(source: str) -> None:
+    with pytest.raises(TemplateError, match="fromjson"):
+        render(source)
 
 
 def test_keys_come_before_the_methods_of_a_mapping() -> None:

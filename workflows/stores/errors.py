@@ -5,7 +5,8 @@ StoreError (a WorkflowError)
 ├── StoreUnusable         this Postgres or folder cannot serve as it is; someone has to change it
 ├── CollectionNotFound    no collection of this name, or of another tenant
 ├── CollectionMismatch    made for other vectors: dimension, metric, model or its revision
-└── InvalidFilter         a filter that means nothing
+├── InvalidFilter         a filter that means nothing
+└── StoreFull             a tenant has as much of something as it may have
 """
 
 from __future__ import annotations
@@ -35,3 +36,7 @@ class CollectionMismatch(StoreError):
 
 class InvalidFilter(StoreError):
     """The filter is not one. The message names the field."""
+
+
+class StoreFull(StoreError):
+    """The tenant has as many as it may have."""

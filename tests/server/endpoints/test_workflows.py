@@ -275,3 +275,12 @@ def test_a_kept_answer_streams_like_a_new_one(server: Server) -> None:
         assert said == seen[-1]["outputs"]["a"]["text"] == "Hello there."
     kinds = [event["type"] for event in second]
     assert ("node.shared" in kinds, "node.shared" in [e["type"] for e in first]) == (True, False)
+
+
+def test_a_run_is_drawn(server: Server) -> None:
+    run = server.post(PATH, CHAIN).json()
+    answer = server.http.get(f"{PATH}/{run['id']}/graph.svg")
+    assert answer.headers["content-type"] == "image/svg+xml"
+    assert answer.text.count("<path") == 1
+    assert "a (llm) is completed" in answer.text
+    assert server.http.get(f"{PATH}/run_nothing/graph.svg").status_code == 404

@@ -1,0 +1,1 @@
+"""The workflow templates that ship, a YAML file each; see `workflows.library`."""
