@@ -166,12 +166,16 @@ class WorkflowEvent(ResponseBody):
 
 
 class WorkflowSchema(ResponseBody):
-    """A JSON Schema."""
+    """A JSON Schema, draft 2020-12."""
 
-    model_config = ConfigDict(extra="allow")
-
+    dialect: str = Field(alias="$schema")
+    definitions: dict[str, Any] = Field(alias="$defs")
     title: str
-    type: str
+    description: str
+    type: Literal["object"]
+    properties: dict[str, Any]
+    required: list[str]
+    additional: bool = Field(alias="additionalProperties")
 
 
 class TemplateCard(ResponseBody):
