@@ -59,8 +59,9 @@ class WorkflowEndpoint(JsonEndpoint[RunOptions]):
                 return check_workflow(document, self._operators)
             if document:
                 raise InvalidRequest(
-                    f"workflow names a template; {next(iter(document))!r} cannot stand beside it.",
-                    param=next(iter(document)),
+                    "workflow names a template: there can be no "
+                    f"{next(iter(document))[:80]!r} beside it.",
+                    param="workflow",
                 )
             template = await self._library.find(tenant, body.workflow)
             return check_workflow(template.document, self._operators)

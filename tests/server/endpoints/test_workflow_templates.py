@@ -60,7 +60,7 @@ def test_a_run_of_a_template_is_a_run(server: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"workflow": "rag", "nodes": []}, "nodes"),
+        ({"workflow": "rag", "nodes": []}, "workflow"),
         ({"workflow": "map-reduce-summary"}, "inputs"),
         ({"workflow": "map-reduce-summary", "inputs": {"text": "x", "y": 1}}, "inputs"),
         ({"workflow": 1}, "workflow"),
