@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import date
 from typing import Any
 
 import anyio
@@ -135,13 +137,19 @@ async def _read_yaml(scope: Scope, receive: Receive) -> Any:
         file = await anyio.to_thread.run_sync(parse_yaml, raw.decode("utf-8"), "the body")
         _check_aliases(file.value)
         # What YAML has and JSON does not: numbers as keys and dates become text, the rest is wrong.
-        return orjson.loads(orjson.dumps(file.value, option=orjson.OPT_NON_STR_KEYS))
+        return orjson.loads(json.dumps(file.value, default=_date_as_text))
     except UnicodeDecodeError:
         raise BadBody("The request body is not UTF-8.") from None
     except InvalidInput as error:
         raise BadBody(f"The request body is not a YAML document: {error}") from None
-    except (TypeError, orjson.JSONDecodeError) as error:
+    except (TypeError, ValueError) as error:
         raise BadBody(f"The request body holds what JSON has not: {error}") from None
+
+
+def _date_as_text(value: object) -> str:
+    if isinstance(value, date):
+        return value.isoformat()
+    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def _check_aliases(value: Any) -> None:
