@@ -111,6 +111,7 @@ def build_app(
                 "openai-processing-ms",
                 "retry-after",
                 "x-shuntyard-migrations",
+                "x-shuntyard-shared",
             ],
         )
     app.add_middleware(

@@ -10,9 +10,19 @@ import asyncio
 from collections.abc import Container, Iterable
 from typing import Protocol
 
-from spot.engines.base import Engine
+from spot.engines.base import DeltaSink
 from spot.errors import ShuntyardError
 from spot.generation import Generation, TokenDelta
+
+
+class Generations(Protocol):
+    """Where generations run: an engine, or what shares it."""
+
+    def submit(self, generation: Generation, sink: DeltaSink) -> bool | None:
+        """As `Engine.submit`; true if it shares what another one generates."""
+
+    def abort(self, generation_id: str) -> None:
+        """As `Engine.abort`."""
 
 
 class DeltaLog(Protocol):
@@ -44,11 +54,12 @@ class Collector:
 
     stream_interval: tokens to gather before they are handed on; the first and the last never wait.
     finished: generations of which nothing is left to be run.
+    num_shared: how many have the output of an equal one that ran already.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Generations,
         generations: list[Generation],
         *,
         stream_interval: int = 1,
@@ -60,6 +71,7 @@ class Collector:
         self._stream_interval = stream_interval
         self._finished = finished
         self._log = log
+        self.num_shared = 0
         self._received: set[int] = set()
         self._pending: dict[int, TokenDelta] = {}
         self._error: ShuntyardError | None = None
@@ -73,7 +85,8 @@ class Collector:
                 if index in self._finished:
                     continue
                 self._open.add(index)
-                self._engine.submit(generation, _Sink(self, index))
+                if self._engine.submit(generation, _Sink(self, index)):
+                    self.num_shared += 1
         except BaseException:
             self.abort(list(self._open))
             raise

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from server.collector import Generations
 from server.errors import ModelNotFound, ShuttingDown
 from server.journal import Journal
 from server.metrics import Metrics
@@ -20,6 +21,7 @@ from server.version import INSTANCE
 from spot.engines.base import Engine, EngineStatus
 from spot.errors import EngineUnavailable, Overloaded, ShuntyardError
 from spot.parsed import ParserSource
+from spot.shared_generations import SharedGenerations
 from workflows.service import WorkflowService
 
 
@@ -164,6 +166,8 @@ class Gateway:
     instance: by which this run of the server knows itself.
     further_engines: those of pooling models. journal: None unless generations are journaled.
     workflows: entered by the caller, as the engine and the keeper are.
+    shares_equal: whether equal deterministic generations that run at once are one.
+    generations: where they run.
     """
 
     model: ServedModel
@@ -178,6 +182,12 @@ class Gateway:
     live: set[Failable] = field(default_factory=set)
     journal: Journal | None = None
     workflows: WorkflowService = field(default_factory=WorkflowService)
+    shares_equal: bool = False
+    generations: Generations = field(init=False)
+
+    def __post_init__(self) -> None:
+        engine = self.model.engine
+        self.generations = SharedGenerations(engine) if self.shares_equal else engine
 
     @property
     def fingerprint(self) -> str:

@@ -50,7 +50,7 @@ class GenerationRun:
         self._assemblers = assemblers
         self._journaling = journaling = record.journaling
         self._collector = Collector(
-            gateway.model.engine,
+            gateway.generations,
             generations,
             stream_interval=stream_interval,
             finished=() if journaling is None else journaling.finished,
@@ -78,6 +78,7 @@ class GenerationRun:
         except BaseException:
             self._admission.__exit__(None, None, None)
             raise
+        self._record.num_shared = self._collector.num_shared
         self._record.submitted_s = anyio.current_time()
         self._gateway.metrics.begin(self._record)
         self._gateway.live.add(self)

@@ -122,6 +122,8 @@ def describe_record(record: RequestRecord, end_s: float) -> dict[str, Any]:
             "ttft_ms": _ms(record.ttft_s),
             "tpot_ms": _ms(record.tpot_s),
         }
+    if record.num_shared:
+        fields["shared"] = record.num_shared
     if record.num_migrations:
         fields["migrations"] = record.num_migrations
     if record.error:

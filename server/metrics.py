@@ -127,6 +127,11 @@ class Metrics:
             "HTTP responses by endpoint and status.",
             ["endpoint", "status"],
         )
+        self._shared = Counter(
+            "shuntyard_shared_generations",
+            "Generations that were not run, because an equal one was running.",
+            registry=self.registry,
+        )
         self._in_flight = Gauge(
             "shuntyard_requests_in_flight", "Requests being answered.", registry=self.registry
         )
@@ -142,6 +147,7 @@ class Metrics:
     def begin(self, record: RequestRecord) -> None:
         """A request has reached the engine. Its tokens count from now on, as they come."""
         self._live[id(record)] = record
+        self._shared.inc(record.num_shared)
 
     def observe(self, record: RequestRecord, endpoint: str, now_s: float) -> None:
         """Count a request that has ended, however it ended."""

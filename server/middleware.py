@@ -68,6 +68,8 @@ class RequestContext:
                 ]
                 if record.submitted_s is not None:
                     headers.append((b"x-shuntyard-migrations", b"%d" % record.num_migrations))
+                if record.num_shared:
+                    headers.append((b"x-shuntyard-shared", b"%d" % record.num_shared))
                 message["headers"] = headers
             await send(message)
 

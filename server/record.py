@@ -19,6 +19,7 @@ class RequestRecord:
     """One request. Times are of the event loop's clock, in seconds.
 
     queue_s: the longest that one of its generations waited for a seat in the engine.
+    num_shared: its generations that have the output of equal ones, which ran already.
     num_migrations: how often its generations lost their pipeline and went on elsewhere.
     n, max_tokens: choices per prompt, and the output limit of each.
     num_counted_tokens, is_prompt_counted: what the token counters have of this request so far.
@@ -42,6 +43,7 @@ class RequestRecord:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_choices: int = 0
+    num_shared: int = 0
     num_migrations: int = 0
     n: int = 1
     max_tokens: int = 0

@@ -96,6 +96,12 @@ class Settings(BaseSettings):
     tokenizer: str | None = _setting(None, "folder of another tokenizer", group=SERVE)
     revision: str | None = _setting(None, "branch, tag or commit on the hub", group=SERVE)
     hf_token: str | None = _setting(None, "token for gated models on the hub", group=SERVE)
+    share_equal_requests: bool = _setting(
+        True,
+        "equal requests of a tenant that run at once are generated once, where they are "
+        "deterministic (temperature 0 or a seed)",
+        group=SERVE,
+    )
     embedding_model: str | None = _setting(
         None,
         "folder or hub name of an embedding model to serve as well; 'demo' for a small one",

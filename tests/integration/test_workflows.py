@@ -79,6 +79,27 @@ def test_equal_nodes_of_concurrent_runs_are_generated_once(live: LiveServer) -> 
     assert sum(run["usage"]["completion_tokens"] for run in runs) == 64
 
 
+def test_equal_chats_are_generated_once(live: LiveServer) -> None:
+    body = {"messages": [{"role": "user", "content": "Tell another long story."}]}
+    body |= {"temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": True}
+
+    def content(response: httpx.Response) -> str:
+        events = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+        return "".join(delta.get("content") or "" for delta in deltas)
+
+    with (
+        httpx.stream("POST", f"{live.url}/v1/chat/completions", json=body, timeout=120) as first,
+        httpx.stream("POST", f"{live.url}/v1/chat/completions", json=body, timeout=120) as second,
+    ):
+        assert "x-shuntyard-shared" not in first.headers
+        assert second.headers["x-shuntyard-shared"] == "1"
+        assert num_running(live) == 1
+        texts = content(first), content(second)
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 200
+
+
 def test_cancel_frees_the_seat_within_a_second(live: LiveServer) -> None:
     until(lambda: num_running(live) == 0, within_s=30)
     node = llm("a", "Count.", max_tokens=900, ignore_eos=True)
