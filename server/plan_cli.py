@@ -23,7 +23,6 @@ from server.clean_stdout import OutputFailed, answering, check_stdout, clean_std
 from server.plan_file import write_plan
 from server.plan_json import estimate_answer, explanation_answer, plan_answer
 from server.plan_picture import amount, explanation_view, plan_view, printer
-from server.unpriced import without_prices
 
 _DEFAULT_BEAM = 3
 
@@ -114,7 +113,7 @@ def _solver(
                     "give it a longer --time-limit"
                 ) from None
 
-        return without_prices(by_paper)
+        return by_paper
     if beam is not None:
         raise InvalidInput("--beam", "is for --solver paper")
 
@@ -127,7 +126,7 @@ def _solver(
         best, limit = amount(value, goal.objective), amount(bound, goal.objective)
         say(f"best so far {best}; no better than {limit}")
 
-    return without_prices(exactly)
+    return exactly
 
 
 def _progress() -> tuple[Say, Callable[[], None]]:

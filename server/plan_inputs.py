@@ -256,10 +256,9 @@ def check_papers_goal(flags: Flags) -> None:
 
 def read_offers(flags: Flags, catalogue: Catalogue, figures: Figures, goal: Goal) -> list[Offer]:
     """The cluster's offers. Raises InvalidInput for a goal that they cannot meet by their kind."""
-    counts_dollars = goal.objective != "throughput" or goal.max_price_usd_per_hour is not None
     path = user_path(flags["cluster"])
     try:
-        offers = read_cluster(path, catalogue, figures, needs_price=counts_dollars)
+        offers = read_cluster(path, catalogue, figures, needs_price=goal.counts_dollars)
     except UnreadableFile as error:
         raise _wrong("cluster", error.message) from None
     if goal.on_demand_share and all(offer.market == "spot" for offer in offers):

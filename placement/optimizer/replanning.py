@@ -59,7 +59,7 @@ def replan(
     """
     if not 0 <= start_up_s < horizon_s:
         raise InvalidInput("start_up_s", f"must lie between 0 and the horizon of {horizon_s:g} s")
-    check_offers(offers)
+    check_offers(offers, goal)
     clock = Clock(time_limit_s=time_limit_s)
     cluster = make_cluster(offers, estimator, goal)
     share = 1 - start_up_s / horizon_s
