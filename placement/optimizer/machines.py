@@ -36,9 +36,13 @@ class MachineClass:
 
     def rent(self, taken: Sequence[Offer] = ()) -> Iterator[Offer]:
         """An offer for each machine, one after another, but for those that are taken."""
+        others = list(taken)
         for offer in self.offers:
-            for _ in range(offer.count - taken.count(offer)):
-                yield offer
+            for _ in range(offer.count):
+                if offer in others:
+                    others.remove(offer)
+                else:
+                    yield offer
 
 
 def check_offers(offers: Sequence[Offer], goal: Goal) -> None:
