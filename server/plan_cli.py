@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -20,9 +20,18 @@ from placement.plan import Goal, Plan
 from placement.workload import Workload
 from server import plan_inputs
 from server.clean_stdout import OutputFailed, answering, check_stdout, clean_stdout
-from server.plan_file import write_plan
-from server.plan_json import estimate_answer, explanation_answer, plan_answer
-from server.plan_picture import amount, explanation_view, plan_view, printer
+from server.plan_file import FORMATS, write_plan
+from server.plan_json import (
+    estimate_answer,
+    explanation_answer,
+    plan_answer,
+    replan_answer,
+)
+from server.plan_picture import amount, explanation_view, plan_view, printer, replan_view
+from server.running_plan import Running, read_running
+
+if TYPE_CHECKING:
+    from placement.optimizer import Replan
 
 _DEFAULT_BEAM = 3
 
@@ -59,38 +68,59 @@ def planned(flags: Mapping[str, Any]) -> None:
     model = plan_inputs.read_model(flags)
     estimator, figures = plan_inputs.read_estimator(flags, model, workload, catalogue)
     offers = plan_inputs.read_offers(flags, catalogue, figures, goal)
+    running = read_running(flags, estimator, offers)
     say, done = _progress()
-    solve = _solver(flags, estimator, goal, time_limit_s, say)
-    explanation = None
+    moves = explanation = None
     with clean_stdout(), contextlib.ExitStack() as ending:
         ending.callback(done)
-        plan = solve(offers)
+        if running is None:
+            plan = _solver(flags, estimator, goal, time_limit_s, say)(offers)
+        else:
+            moves = _mover(flags, running, estimator, goal, time_limit_s, say)(offers)
+            plan = moves.plan
         if flags["explain"]:
-            quiet = _solver(flags, estimator, goal, time_limit_s, lambda line: None)
+            quiet = _solver(flags, estimator, goal, time_limit_s, _silent, running)
             explanation = explain(
                 plan, offers, estimator, quiet, time_limit_s=time_limit_s, on_progress=say
             )
     if flags["output"] is not None:
-        formats = {name: flags.get(name) for name in ("dtype", "quantization", "kv_cache_dtype")}
+        formats = {name: flags.get(name) for name in FORMATS}
         write_plan(user_path(flags["output"]), plan, model, workload, formats)
     with answering():
         if flags["json"]:
             answer = plan_answer(plan)
+            if running is not None and moves is not None:
+                answer["replan"] = replan_answer(moves, running.stops(moves, offers))
             if explanation is not None:
                 answer["explanation"] = explanation_answer(explanation)
             print(json.dumps(answer))
             return
         console = printer()
         console.print(plan_view(plan, model, workload, console))
+        if running is not None and moves is not None:
+            console.print("")
+            console.print(replan_view(moves, running.name, running.stops(moves, offers)))
         if explanation is not None:
             console.print("")
             console.print(explanation_view(explanation, plan))
 
 
+def _silent(line: str) -> None:
+    del line
+
+
 def _solver(
-    flags: Mapping[str, Any], estimator: Estimator, goal: Goal, time_limit_s: float, say: Say
+    flags: Mapping[str, Any],
+    estimator: Estimator,
+    goal: Goal,
+    time_limit_s: float,
+    say: Say,
+    running: Running | None = None,
 ) -> Solve:
-    """What answers with a plan for some offers."""
+    """What answers with a plan for some offers, given what runs."""
+    if running is not None:
+        move = _mover(flags, running, estimator, goal, time_limit_s, say)
+        return lambda offers, /: move(offers).plan
     beam = plan_inputs.count(flags, "beam")
     if plan_inputs.choice(flags, "solver", plan_inputs.SOLVERS) == "paper":
         plan_inputs.check_papers_goal(flags)
@@ -120,13 +150,53 @@ def _solver(
     def exactly(offers: Sequence[Offer], /) -> Plan:
         from placement.optimizer import solve
 
-        return solve(offers, estimator, goal, time_limit_s=time_limit_s, on_progress=better)
+        return solve(
+            offers,
+            estimator,
+            goal,
+            time_limit_s=time_limit_s,
+            on_progress=_better(goal, say),
+        )
 
-    def better(value: float, bound: float) -> None:
+    return exactly
+
+
+def _mover(
+    flags: Mapping[str, Any],
+    running: Running,
+    estimator: Estimator,
+    goal: Goal,
+    time_limit_s: float,
+    say: Say,
+) -> Callable[[Sequence[Offer]], Replan]:
+    """What answers with how to go on from the running fleet, for some offers."""
+    if plan_inputs.choice(flags, "solver", plan_inputs.SOLVERS) == "paper":
+        raise InvalidInput("--running", "is not known to the paper's search; use --solver exact")
+    given = {name: plan_inputs.duration_s(flags, name) for name in ("start_up", "horizon")}
+    times = {f"{name}_s": value for name, value in given.items() if value is not None}
+
+    def move(offers: Sequence[Offer]) -> Replan:
+        from placement.optimizer import replan
+
+        return replan(
+            running.pipelines,
+            offers,
+            estimator,
+            goal,
+            time_limit_s=time_limit_s,
+            on_progress=_better(goal, say),
+            **times,
+        )
+
+    return move
+
+
+def _better(goal: Goal, say: Say) -> Callable[[float, float], None]:
+    def tell(value: float, bound: float) -> None:
         best, limit = amount(value, goal.objective), amount(bound, goal.objective)
         say(f"best so far {best}; no better than {limit}")
 
-    return exactly
+    return tell
 
 
 def _progress() -> tuple[Say, Callable[[], None]]:

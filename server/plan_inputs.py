@@ -52,6 +52,7 @@ _FLAGS = {
     "slo_latency_s": "--slo-latency",
     "max_price_usd_per_hour": "--max-price",
     "recovery_s": "--recovery",
+    "start_up_s": "--start-up",
     "input_tokens": "--workload",
     "output_tokens": "--workload",
     "rate_rps": "--workload",

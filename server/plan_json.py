@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from placement.estimator import StageEstimate
 from placement.explanation import Change, Explanation
 from placement.part_estimate import PartEstimate
 from placement.plan import Plan, PlannedPipeline
+
+if TYPE_CHECKING:
+    from placement.optimizer import Replan
+    from server.running_plan import Stop
 
 
 def plan_answer(plan: Plan) -> dict[str, Any]:
@@ -55,6 +60,33 @@ def stage_answer(estimate: StageEstimate) -> dict[str, Any]:
         "decode_s": estimate.decode_s,
         "weights_bytes": estimate.weights_bytes,
         "kv_bytes": estimate.kv_bytes,
+    }
+
+
+def replan_answer(found: Replan, stops: Sequence[Stop]) -> dict[str, Any]:
+    """`plan --json --running`, under `replan`.
+
+    Pipelines are counted from 0: in `kept` and `stopped` those of the running plan, in `started`
+    those of the answer, in which the kept ones come first.
+
+    stay_objective: null where nothing that runs meets the goal. start_up_usd: null where the price
+    of a machine is not known.
+    """
+    is_known = all(one.known_price_usd_per_hour is not None for one in found.started)
+    return {
+        "start_up_s": found.start_up_s,
+        "horizon_s": found.horizon_s,
+        "kept": list(found.kept),
+        "stopped": [
+            {"pipeline": one.pipeline, "reason": one.reason, "machine": one.machine}
+            for one in stops
+        ],
+        "started": list(range(len(found.kept), len(found.plan.pipelines))),
+        "throughput_rps": found.effective_rps,
+        "missed_requests": found.missed_requests,
+        "start_up_usd": found.start_up_usd if is_known else None,
+        "stay_objective": found.stay_value,
+        "gain": found.gain,
     }
 
 

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -20,6 +20,10 @@ from placement.explanation import Binding, Change, EntryPrice, Explanation
 from placement.model import ModelSpec
 from placement.plan import Objective, Plan, PlannedPipeline
 from placement.workload import Workload
+
+if TYPE_CHECKING:
+    from placement.optimizer import Replan
+    from server.running_plan import Stop
 
 _GB = 1e9
 _WIDTH = 24
@@ -122,6 +126,50 @@ def explanation_view(explanation: Explanation, plan: Plan) -> Group:
     if not explanation.is_whole:
         parts += ["", Text("note: --time-limit ended the search for more reasons", style="yellow")]
     return Group(*parts)
+
+
+def replan_view(found: Replan, running: str, stops: Sequence[Stop]) -> Group:
+    """`--running`: what goes on, stops and starts, and what that costs and gains against staying.
+
+    running: the name of the running plan's file.
+    """
+    start, goal = found.start_up_s, found.plan.goal
+    kept = [f"{index + 1} (here {here})" for here, index in enumerate(found.kept, start=1)]
+    started = range(len(found.kept) + 1, len(found.plan.pipelines) + 1)
+    lines = [
+        f"{'go on':<12}{', '.join(kept) or 'none'}",
+        *(f"{'stops':<12}{one.pipeline + 1}: {_why(one)}" for one in stops),
+        f"{'start':<12}{', '.join(map(str, started)) or 'none'}",
+    ]
+    if found.started:
+        lines.append(
+            f"{'costs':<12}{found.missed_requests:,.0f} requests not served and "
+            f"${found.start_up_usd:,.2f} paid in the {start:g} s of starting"
+        )
+    rps = found.effective_rps
+    lines += [
+        f"{'serves':<12}{rps:.3f} requests/s on average over {found.horizon_s:,.0f} s: "
+        f"{rps * found.horizon_s:,.0f} requests",
+        f"{'staying':<12}" + _staying(found, goal.objective),
+    ]
+    title = Text(f"Pipelines of {running}, from now on", style="bold")
+    return Group(title, *(Text(line) for line in lines))
+
+
+def _why(stop: Stop) -> str:
+    return {
+        "lost": "has lost a machine",
+        "not_offered": f"{stop.machine} is not offered any more",
+        "fewer_machines": "fewer of its machines are offered than run",
+        "moved": "its machines do better otherwise, or are not worth their price",
+    }[stop.reason]
+
+
+def _staying(found: Replan, objective: Objective) -> str:
+    if found.stay_value is None or found.gain is None:
+        return "nothing that runs meets the goal by itself"
+    better = f"{found.gain:.1%} better" if found.gain >= 5e-4 else "the same"
+    return f"{amount(found.stay_value, objective)} without starting anything; this is {better}"
 
 
 def _heading(plan: Plan, model: ModelSpec, workload: Workload) -> Text:

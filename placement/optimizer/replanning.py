@@ -159,7 +159,7 @@ def _survivors(
         if pipeline is None:
             continue
         alike = [
-            [at for at, new in enumerate(offers) if new.count > 0 and is_same(old, new)]
+            [at for at, new in enumerate(offers) if new.count > 0 and new.kind == old.kind]
             for old in pipeline.offers
         ]
         if not all(alike):
@@ -173,11 +173,6 @@ def _survivors(
         stages = tuple(replace(stage, shape=rented[stage.node].shape) for stage in pipeline.stages)
         found[index] = replace(pipeline, stages=stages, offers=tuple(rented))
     return found
-
-
-def is_same(one: Offer, other: Offer) -> bool:
-    """Whether machines of one may be those of another, at whatever price."""
-    return (one.shape.name, one.market, one.zone) == (other.shape.name, other.market, other.zone)
 
 
 def _running_column(cluster: Cluster, pipeline: PlannedPipeline) -> Column:

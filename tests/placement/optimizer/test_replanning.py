@@ -169,9 +169,7 @@ def test_every_move_is_as_good_as_the_best_of_all(shard: int) -> None:
             running = list(solve(instance.offers, instance.estimator, THROUGHPUT).pipelines)
         except Infeasible:
             continue
-        if len({(one.shape.name, one.market, one.zone) for one in instance.offers}) < len(
-            instance.offers
-        ):
+        if len({one.kind for one in instance.offers}) < len(instance.offers):
             continue
         today = [changed(dice, one) for one in instance.offers]
         expected = best_move(running, replace_offers(instance, today), goal, share)
@@ -205,7 +203,7 @@ def replace_offers(instance: Instance, offers: list[Offer]) -> Instance:
 def best_move(
     running: list[PlannedPipeline], today: Instance, goal: Goal, share: float
 ) -> float | None:
-    places = {(one.shape.name, one.market, one.zone): at for at, one in enumerate(today.offers)}
+    places = {one.kind: at for at, one in enumerate(today.offers)}
     values = []
     pipelines = best_pipelines(today.offers, today.estimator, goal)
     new = {counts: replace(one, rps=share * one.rps) for counts, one in pipelines.items()}
@@ -214,7 +212,7 @@ def best_move(
             counts = [0] * len(today.offers)
             going = []
             for pipeline in kept:
-                at = [places[one.shape.name, one.market, one.zone] for one in pipeline.offers]
+                at = [places[one.kind] for one in pipeline.offers]
                 for place in at:
                     counts[place] += 1
                 offers = [today.offers[place] for place in at]
