@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from placement.catalogue import Catalogue
-from placement.errors import Infeasible, InvalidInput, PlacementError, user_path
+from placement.errors import Infeasible, InvalidInput, PlacementError, Unmet, user_path
 from placement.estimator import Estimator, StageKind
 from placement.explanation import Solve, explain
 from placement.hardware import Offer
@@ -47,6 +47,8 @@ def run(command: str, flags: Mapping[str, Any]) -> int:
         {"plan": planned, "estimate": estimated, "hardware": listed}[command](flags)
     except PlacementError as error:
         print(f"shuntyard: {plan_inputs.shown(error)}", file=sys.stderr)
+        if isinstance(error, Unmet) and flags["json"]:
+            print(json.dumps(plan_inputs.unmet_answer(error)))
         return 2
     except OutputFailed as error:
         print(f"shuntyard: {error}", file=sys.stderr)
@@ -73,11 +75,15 @@ def planned(flags: Mapping[str, Any]) -> None:
     moves = explanation = None
     with clean_stdout(), contextlib.ExitStack() as ending:
         ending.callback(done)
-        if running is None:
-            plan = _solver(flags, estimator, goal, time_limit_s, say)(offers)
-        else:
-            moves = _mover(flags, running, estimator, goal, time_limit_s, say)(offers)
-            plan = moves.plan
+        try:
+            if running is None:
+                plan = _solver(flags, estimator, goal, time_limit_s, say)(offers)
+            else:
+                moves = _mover(flags, running, estimator, goal, time_limit_s, say)(offers)
+                plan = moves.plan
+        except Unmet:
+            say("no fleet meets the goal; looking for what can be met")
+            raise _unmet(flags, estimator, goal, offers, time_limit_s, running) from None
         if flags["explain"]:
             quiet = _solver(flags, estimator, goal, time_limit_s, _silent, running)
             explanation = explain(
@@ -189,6 +195,23 @@ def _mover(
         )
 
     return move
+
+
+def _unmet(
+    flags: Mapping[str, Any],
+    estimator: Estimator,
+    goal: Goal,
+    offers: Sequence[Offer],
+    time_limit_s: float,
+    running: Running | None,
+) -> Unmet:
+    """The error of a goal that no fleet meets, with what can be met."""
+    from placement.optimizer.nearest import unmet
+
+    def solve_for(other: Goal, left_s: float) -> Plan:
+        return _solver(flags, estimator, other, left_s, _silent, running)(offers)
+
+    return unmet(goal, offers, estimator, solve_for, time_limit_s=time_limit_s)
 
 
 def _better(goal: Goal, say: Say) -> Callable[[float, float], None]:

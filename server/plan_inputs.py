@@ -16,6 +16,7 @@ from placement.corrections import CALIBRATED, calibrated_fidelity
 from placement.errors import (
     InvalidInput,
     PlacementError,
+    Unmet,
     UnreadableFile,
     shortened,
     unknown_name,
@@ -71,8 +72,16 @@ def shown(error: PlacementError) -> str:
     message = error.message
     if isinstance(error, InvalidInput) and error.field in _FLAGS:
         message = _FLAGS[error.field] + message.removeprefix(error.field)
+    if isinstance(error, Unmet):
+        for name in error.nearest:
+            message = message.replace(f"{name} ", f"{_FLAGS[name]} ")
     line = " ".join(message.split())
     return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
+
+
+def unmet_answer(error: Unmet) -> dict[str, Any]:
+    """`plan --json` where no fleet meets the goal. nearest: by field of the goal, what could be."""
+    return {"error": {"message": shown(error), "nearest": error.nearest}}
 
 
 def check_values(flags: Flags) -> None:
