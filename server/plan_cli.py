@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from rich.table import Table
 
 from placement.catalogue import Catalogue
-from placement.errors import Infeasible, InvalidInput, PlacementError, Unmet, user_path
-from placement.estimator import Estimator, StageKind
-from placement.explanation import Solve, explain
-from placement.hardware import Offer
+from placement.errors import InvalidInput, PlacementError, Unmet, user_path
+from placement.estimator import StageKind
+from placement.explanation import explain
 from placement.part_estimate import Part, PartEstimate, estimate_part
-from placement.plan import Goal, Plan
 from placement.workload import Workload
 from server import plan_inputs
 from server.clean_stdout import OutputFailed, answering, check_stdout, clean_stdout
@@ -27,15 +26,9 @@ from server.plan_json import (
     plan_answer,
     replan_answer,
 )
-from server.plan_picture import amount, explanation_view, plan_view, printer, replan_view
-from server.running_plan import Running, read_running
-
-if TYPE_CHECKING:
-    from placement.optimizer import Replan
-
-_DEFAULT_BEAM = 3
-
-Say = Callable[[str], None]
+from server.plan_picture import explanation_view, plan_view, printer, replan_view
+from server.plan_search import Say, read_search, silent
+from server.running_plan import read_running
 
 
 def run(command: str, flags: Mapping[str, Any]) -> int:
@@ -72,22 +65,18 @@ def planned(flags: Mapping[str, Any]) -> None:
     offers = plan_inputs.read_offers(flags, catalogue, figures, goal)
     running = read_running(flags, estimator, offers)
     say, done = _progress()
-    moves = explanation = None
+    search = read_search(flags, estimator, goal, running, say)
+    explanation = None
     with clean_stdout(), contextlib.ExitStack() as ending:
         ending.callback(done)
         try:
-            if running is None:
-                plan = _solver(flags, estimator, goal, time_limit_s, say)(offers)
-            else:
-                moves = _mover(flags, running, estimator, goal, time_limit_s, say)(offers)
-                plan = moves.plan
+            plan, moves = search.find(offers, time_limit_s)
         except Unmet:
-            say("no fleet meets the goal; looking for what can be met")
-            raise _unmet(flags, estimator, goal, offers, time_limit_s, running) from None
+            raise search.unmet(offers, time_limit_s) from None
         if flags["explain"]:
-            quiet = _solver(flags, estimator, goal, time_limit_s, _silent, running)
+            quiet = replace(search, say=silent)
             explanation = explain(
-                plan, offers, estimator, quiet, time_limit_s=time_limit_s, on_progress=say
+                plan, offers, estimator, quiet.plan, time_limit_s=time_limit_s, on_progress=say
             )
     if flags["output"] is not None:
         formats = {name: flags.get(name) for name in FORMATS}
@@ -109,117 +98,6 @@ def planned(flags: Mapping[str, Any]) -> None:
         if explanation is not None:
             console.print("")
             console.print(explanation_view(explanation, plan))
-
-
-def _silent(line: str) -> None:
-    del line
-
-
-def _solver(
-    flags: Mapping[str, Any],
-    estimator: Estimator,
-    goal: Goal,
-    time_limit_s: float,
-    say: Say,
-    running: Running | None = None,
-) -> Solve:
-    """What answers with a plan for some offers, given what runs."""
-    if running is not None:
-        move = _mover(flags, running, estimator, goal, time_limit_s, say)
-        return lambda offers, /: move(offers).plan
-    beam = plan_inputs.count(flags, "beam")
-    if plan_inputs.choice(flags, "solver", plan_inputs.SOLVERS) == "paper":
-        plan_inputs.check_papers_goal(flags)
-
-        def by_paper(offers: Sequence[Offer], /) -> Plan:
-            from placement.optimizer import solve_paper
-
-            say("searching as the paper does")
-            try:
-                return solve_paper(
-                    offers,
-                    estimator,
-                    goal,
-                    beam=beam or _DEFAULT_BEAM,
-                    time_limit_s=time_limit_s,
-                )
-            except TimeoutError:
-                raise Infeasible(
-                    f"the paper's search did not end within {time_limit_s:g} s; lower --beam, or "
-                    "give it a longer --time-limit"
-                ) from None
-
-        return by_paper
-    if beam is not None:
-        raise InvalidInput("--beam", "is for --solver paper")
-
-    def exactly(offers: Sequence[Offer], /) -> Plan:
-        from placement.optimizer import solve
-
-        return solve(
-            offers,
-            estimator,
-            goal,
-            time_limit_s=time_limit_s,
-            on_progress=_better(goal, say),
-        )
-
-    return exactly
-
-
-def _mover(
-    flags: Mapping[str, Any],
-    running: Running,
-    estimator: Estimator,
-    goal: Goal,
-    time_limit_s: float,
-    say: Say,
-) -> Callable[[Sequence[Offer]], Replan]:
-    """What answers with how to go on from the running fleet, for some offers."""
-    if plan_inputs.choice(flags, "solver", plan_inputs.SOLVERS) == "paper":
-        raise InvalidInput("--running", "is not known to the paper's search; use --solver exact")
-    given = {name: plan_inputs.duration_s(flags, name) for name in ("start_up", "horizon")}
-    times = {f"{name}_s": value for name, value in given.items() if value is not None}
-
-    def move(offers: Sequence[Offer]) -> Replan:
-        from placement.optimizer import replan
-
-        return replan(
-            running.pipelines,
-            offers,
-            estimator,
-            goal,
-            time_limit_s=time_limit_s,
-            on_progress=_better(goal, say),
-            **times,
-        )
-
-    return move
-
-
-def _unmet(
-    flags: Mapping[str, Any],
-    estimator: Estimator,
-    goal: Goal,
-    offers: Sequence[Offer],
-    time_limit_s: float,
-    running: Running | None,
-) -> Unmet:
-    """The error of a goal that no fleet meets, with what can be met."""
-    from placement.optimizer.nearest import unmet
-
-    def solve_for(other: Goal, left_s: float) -> Plan:
-        return _solver(flags, estimator, other, left_s, _silent, running)(offers)
-
-    return unmet(goal, offers, estimator, solve_for, time_limit_s=time_limit_s)
-
-
-def _better(goal: Goal, say: Say) -> Callable[[float, float], None]:
-    def tell(value: float, bound: float) -> None:
-        best, limit = amount(value, goal.objective), amount(bound, goal.objective)
-        say(f"best so far {best}; no better than {limit}")
-
-    return tell
 
 
 def _progress() -> tuple[Say, Callable[[], None]]:

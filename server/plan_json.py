@@ -106,7 +106,10 @@ def estimate_answer(estimate: PartEstimate) -> dict[str, Any]:
 
 
 def explanation_answer(explanation: Explanation) -> dict[str, Any]:
-    """`plan --json --explain`, under `explanation`. gain: relative, for the better."""
+    """`plan --json --explain`, under `explanation`. gain: relative, for the better.
+
+    left_out: the offers that there was no time for, by question.
+    """
     return {
         "pipelines": [
             {
@@ -124,6 +127,14 @@ def explanation_answer(explanation: Explanation) -> dict[str, Any]:
             for one in explanation.entry_prices
         ],
         "is_whole": explanation.is_whole,
+        "left_out": {
+            key: [offer.label for offer in explanation.left_out[name]]
+            for key, name in (
+                ("one_more", "one_more"),
+                ("runner_ups", "one_less"),
+                ("entry_prices", "entry_prices"),
+            )
+        },
     }
 
 

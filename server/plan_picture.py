@@ -35,6 +35,13 @@ _WORDS = {
 }
 
 
+_QUESTIONS = {
+    "one_less": "a machine less of",
+    "one_more": "a machine more of",
+    "entry_prices": "the price below which to rent",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     """What bars are drawn with."""
@@ -124,7 +131,11 @@ def explanation_view(explanation: Explanation, plan: Plan) -> Group:
         parts += ["", Text("Unused offers would be rented below", style="bold")]
         parts += [f"  {_entry(one)}" for one in explanation.entry_prices]
     if not explanation.is_whole:
-        parts += ["", Text("note: --time-limit ended the search for more reasons", style="yellow")]
+        parts += ["", Text("note: --time-limit left no time for", style="yellow")]
+        for name, question in _QUESTIONS.items():
+            offers = ", ".join(offer.label for offer in explanation.left_out[name])
+            if offers:
+                parts.append(Text(f"  {question} {offers}", style="yellow"))
     return Group(*parts)
 
 
