@@ -28,10 +28,10 @@ def solved(goal: Goal, time_limit_s: float = 60.0) -> Plan:
     return solve(offers(), ESTIMATES, goal, time_limit_s=time_limit_s)
 
 
-def asked(goal: Goal, **options: float) -> Unmet:
+def asked(goal: Goal, *, time_limit_s: float = 60.0) -> Unmet:
     with pytest.raises(Unmet):
         solved(goal)
-    return unmet(goal, offers(), ESTIMATES, solved, **{"time_limit_s": 60, **options})
+    return unmet(goal, offers(), ESTIMATES, solved, time_limit_s=time_limit_s)
 
 
 def most_rps(**limits: float) -> float:

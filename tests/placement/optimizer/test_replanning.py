@@ -12,26 +12,16 @@ import pytest
 from placement.errors import Infeasible, InvalidInput
 from placement.estimator import Estimator
 from placement.hardware import Gpu, Link, Offer, Shape
-from placement.model import ModelSpec
 from placement.optimizer import Replan, replan, replanning, solve
 from placement.plan import Goal, PlannedPipeline
 from placement.workload import Workload
+from tests.placement.models import LLAMA_8B
 from tests.placement.optimizer.brute_force import Best, best_pipelines, fleet_value, fleets
 from tests.placement.optimizer.instances import Instance, random_instance
 
 THROUGHPUT = Goal(objective="throughput")
 LINK = Link(latency_s=1e-5, bandwidth=1e10)
-MODEL = ModelSpec(
-    name="8b",
-    num_layers=32,
-    hidden_size=4096,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    ffn_size=14336,
-    vocab_size=128256,
-)
-ESTIMATOR = Estimator(model=MODEL, workload=Workload(input_tokens=763, output_tokens=232))
+ESTIMATOR = Estimator(model=LLAMA_8B, workload=Workload(input_tokens=763, output_tokens=232))
 BOX = Shape(
     name="box",
     gpu=Gpu(name="gpu", memory_bytes=48e9, flops=200e12, bandwidth=700e9),

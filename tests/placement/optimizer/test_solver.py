@@ -10,29 +10,20 @@ from dataclasses import replace
 
 import pytest
 
+from placement.corrections import CALIBRATED
 from placement.errors import Infeasible, InvalidInput
-from placement.estimator import Estimator
+from placement.estimator import PAPER, Estimator, Fidelity
 from placement.hardware import Gpu, Link, Offer, Shape
-from placement.model import ModelSpec
 from placement.optimizer import solve, solve_paper
 from placement.optimizer.clock import Clock
 from placement.plan import Goal, Objective, Plan
 from placement.workload import Workload
+from tests.placement.models import LLAMA_70B
 
 LINK = Link(latency_s=1e-5, bandwidth=1e10)
 SMALL = Gpu(name="small", memory_bytes=24e9, flops=55e12, bandwidth=240e9)
 LARGE = Gpu(name="large", memory_bytes=48e9, flops=200e12, bandwidth=700e9)
-MODEL = ModelSpec(
-    name="70b",
-    num_layers=80,
-    hidden_size=8192,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    ffn_size=28672,
-    vocab_size=128256,
-)
-ESTIMATOR = Estimator(model=MODEL, workload=Workload(input_tokens=763, output_tokens=232))
+ESTIMATOR = Estimator(model=LLAMA_70B, workload=Workload(input_tokens=763, output_tokens=232))
 
 
 def offer(gpu: Gpu, num_gpus: int, count: int, price: float = 1.0) -> Offer:
@@ -177,3 +168,14 @@ def test_a_cap_on_the_price_holds() -> None:
     plan = solve(offers, ESTIMATOR, goal)
     assert plan.price_usd_per_hour <= 10.0
     assert plan.bound >= plan.value
+
+
+@pytest.mark.parametrize("fidelity", [PAPER, CALIBRATED], ids=lambda one: one.name)
+def test_a_limit_that_binds_nothing_changes_nothing(fidelity: Fidelity) -> None:
+    offers = [offer(SMALL, 4, 3, 4.6), offer(LARGE, 1, 4, 1.9)]
+    estimator = replace(ESTIMATOR, fidelity=fidelity)
+    free = solve(offers, estimator, Goal())
+    goal = Goal(slo_ttft_s=2 * free.pipelines[0].estimate.ttft_s)
+    bound = solve(offers, estimator, goal)
+    assert (bound.value, bound.gap) == (free.value, 0)
+    assert bound.pipelines == free.pipelines
