@@ -36,13 +36,12 @@ HORIZON_S = 3600.0
 class Replan:
     """plan: the fleet from now on, pipelines that go on first. Its value counts what starting
     costs, as the mean over the horizon; so does its bound.
-    kept: indices of those in the running fleet. survivors: of those that could go on.
+    kept: indices of those in the running fleet.
     stay_value: the best value without starting anything; None where that does not meet the goal.
     """
 
     plan: Plan
     kept: tuple[int, ...]
-    survivors: tuple[int, ...]
     stay_value: float | None
     start_up_s: float
     horizon_s: float
@@ -139,7 +138,6 @@ def replan(
     return Replan(
         plan=plan,
         kept=tuple(index for index, _ in goes_on),
-        survivors=tuple(survivors),
         stay_value=None if stay is None else stay.value,
         start_up_s=start_up_s,
         horizon_s=horizon_s,
