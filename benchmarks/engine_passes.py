@@ -13,6 +13,7 @@ import random
 import sys
 import time
 
+from placement.calibration.engine import TimedEngine
 from server.demo_model import ensure_demo_model
 from spot.engines.vllm_compat.environment import apply_default_environment
 
@@ -31,33 +32,15 @@ def main(out: str, stages: int, cases: list[tuple[int, int]]) -> None:
         }
     )
     apply_default_environment()
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(
-        model=str(ensure_demo_model()),
-        dtype="bfloat16",
-        max_model_len=2048,
-        max_num_seqs=32,
+    engine = TimedEngine(
+        str(ensure_demo_model()),
         max_num_batched_tokens=_MAX_TOKENS_PER_PASS,
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        async_scheduling=False,
-        disable_log_stats=True,
         pipeline_parallel_size=stages,
-        distributed_executor_backend="mp",
-        worker_cls="placement.calibration.timed_worker.TimedCPUWorker",
-    )
-    sampling = SamplingParams(
-        temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False
     )
     words = random.Random(4)
     for batch, prompt in [(1, 64), *cases]:
-        prompts = [
-            {"prompt_token_ids": [words.randrange(1000, 40000) for _ in range(prompt)]}
-            for _ in range(batch)
-        ]
         begun = time.perf_counter()
-        llm.generate(prompts, sampling, use_tqdm=False)
+        engine.generate(batch, prompt, OUTPUT_TOKENS, lambda: words.randrange(1000, 40000))
         note = {
             "what": "case",
             "batch": batch,

@@ -46,12 +46,14 @@ def estimator(name: str, *, fidelity: Fidelity = ENGINE, workload: Workload = AZ
 
 def offers() -> list[Offer]:
     """The cluster on demand, with calibrated figures (L4: 55 TFLOPS, as in the paper)."""
-    found = []
-    for name, count in CLUSTER.items():
-        shape = shipped_catalogue().shape(name, "calibrated")
-        assert shape.price_usd_per_hour is not None
-        found.append(Offer(shape=shape, count=count, price_usd_per_hour=shape.price_usd_per_hour))
-    return found
+    return [catalogue_offer(name, count) for name, count in CLUSTER.items()]
+
+
+def catalogue_offer(name: str, count: int) -> Offer:
+    """Machines of the catalogue at their price on demand."""
+    shape = shipped_catalogue().shape(name, "calibrated")
+    assert shape.price_usd_per_hour is not None
+    return Offer(shape=shape, count=count, price_usd_per_hour=shape.price_usd_per_hour)
 
 
 @cache

@@ -45,7 +45,7 @@ from benchmarks.record import percentile, save, table
 from placement.estimator import Estimator, Stage
 from placement.hardware import Offer
 from placement.optimizer import solve, solve_paper
-from placement.plan import Goal, Plan, PlannedPipeline
+from placement.plan import Goal, Objective, Plan, PlannedPipeline
 from placement.simulator.fleet import simulate_fleet
 from placement.simulator.run import RequestTimes, SimulatedRequest
 
@@ -63,9 +63,9 @@ PAPER_RPS = {
 Planner = Callable[[Sequence[Offer], Estimator], Placement]
 
 
-def _solved(objective: str) -> Planner:
+def _solved(objective: Objective) -> Planner:
     def make(offers: Sequence[Offer], estimator: Estimator) -> Placement:
-        goal = Goal(objective=objective)  # type: ignore[arg-type]
+        goal = Goal(objective=objective)
         plan = solve(offers, estimator, goal, time_limit_s=600)
         assert plan.gap < 1e-6, "the machine is too busy: the optimum is not proven"
         return _placement(plan)

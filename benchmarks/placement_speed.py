@@ -22,6 +22,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from benchmarks.placement_clusters import MODELS, cluster_24, cluster_76, cluster_of
@@ -73,25 +74,21 @@ def exact(
     cluster: str, offers: list[Offer], objective: Objective, options: Options, rounds: int
 ) -> list[dict[str, Any]]:
     results = []
-    for model in chosen_models(options):
+    for name in options.models:
         runs = []
         for _ in range(rounds):
             # A new estimator each time: nothing is cached from the round before.
-            estimator = options.estimator(model)
+            estimator = options.estimator(MODELS[name])
             goal = Goal(objective=objective)
             runs.append(
-                timed(
-                    lambda estimator=estimator, goal=goal: solve(  # type: ignore[misc]
-                        offers, estimator, goal, time_limit_s=options.limit_s
-                    )
-                )
+                timed(partial(solve, offers, estimator, goal, time_limit_s=options.limit_s))
             )
         plan = runs[-1][0]
         assert plan is not None, "only the paper's search is capped"
         results.append(
             {
                 "cluster": cluster,
-                "model": model.name,
+                "model": name,
                 "search": "exact",
                 "objective": objective,
                 "wall_s": [run[1] for run in runs],
@@ -108,12 +105,13 @@ def exact(
 
 
 def paper(cluster: str, offers: list[Offer], options: Options) -> Iterator[dict[str, Any]]:
-    for model in chosen_models(options):
+    for name in options.models:
         for beam in options.beams:
             for splits in options.splits:
-                estimator = options.estimator(model)
+                estimator = options.estimator(MODELS[name])
                 plan, wall_s, cpu_s = timed(
-                    lambda estimator=estimator, beam=beam, splits=splits: solve_paper(  # type: ignore[misc]
+                    partial(
+                        solve_paper,
                         offers,
                         estimator,
                         Goal(objective="throughput"),
@@ -124,7 +122,7 @@ def paper(cluster: str, offers: list[Offer], options: Options) -> Iterator[dict[
                 )
                 result = {
                     "cluster": cluster,
-                    "model": model.name,
+                    "model": name,
                     "search": f"beam {beam} {'split' if splits else 'node'}",
                     "wall_s": [wall_s],
                     "cpu_s": [cpu_s],
@@ -134,10 +132,6 @@ def paper(cluster: str, offers: list[Offer], options: Options) -> Iterator[dict[
                 }
                 show(result)
                 yield result
-
-
-def chosen_models(options: Options) -> list[ModelSpec]:
-    return [model for model in MODELS if model.name in options.models]
 
 
 def counted(plan: Plan) -> dict[str, Any]:
@@ -204,8 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--clusters", nargs="+", choices=CLUSTERS, default=list(CLUSTERS))
-    names = [model.name for model in MODELS]
-    parser.add_argument("--models", nargs="+", choices=names, default=names)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 3, 8, 32])
     parser.add_argument("--cap-s", type=float, default=600.0)
     parser.add_argument("--limit-s", type=float, default=60.0)

@@ -29,16 +29,24 @@ from benchmarks.profile_estimates import (
     Seconds,
     all_reduce_plain_s,
     all_reduce_s,
-    context_attention_plain_s,
-    context_attention_s,
     decode_layer_plain_s,
     decode_layer_s,
     gemm_plain_s,
     gemm_s,
-    generation_attention_plain_s,
-    generation_attention_s,
     prompt_layer_plain_s,
     prompt_layer_s,
+)
+from benchmarks.profile_estimates import (
+    context_attention_plain_s as context_plain_s,
+)
+from benchmarks.profile_estimates import (
+    context_attention_s as context_s,
+)
+from benchmarks.profile_estimates import (
+    generation_attention_plain_s as generated_plain_s,
+)
+from benchmarks.profile_estimates import (
+    generation_attention_s as generated_s,
 )
 from benchmarks.profiles import Measured
 from benchmarks.record import ROOT, save, table
@@ -51,7 +59,7 @@ _GOAL, _GOAL_EACH = 0.066, 0.10
 _MOST_SEQUENCES = 256
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Subject:
     """One kind of measurement of one GPU, and both estimates of it."""
 
@@ -98,62 +106,23 @@ def subjects() -> list[Subject]:
     for gpu in ("L40S", "A100-80"):
         products = profiles.gemms(gpu)
         is_decode = products["m"] <= _MOST_SEQUENCES
-        for phase, mask in (("prefill", ~is_decode), ("decode", is_decode)):
-            found.append(
-                Subject(
-                    gpu=gpu,
-                    phase=phase,
-                    kind="products",
-                    data=products.only(mask),
-                    corrected=gemm_s,
-                    plain=gemm_plain_s,
-                )
-            )
+        prompts, steps = profiles.context_attention(gpu), profiles.generation_attention(gpu)
+        reduces = profiles.all_reduces(gpu)
         found += [
-            Subject(
-                gpu=gpu,
-                phase="prefill",
-                kind="attention",
-                data=profiles.context_attention(gpu),
-                corrected=context_attention_s,
-                plain=context_attention_plain_s,
-            ),
-            Subject(
-                gpu=gpu,
-                phase="decode",
-                kind="attention",
-                data=profiles.generation_attention(gpu),
-                corrected=generation_attention_s,
-                plain=generation_attention_plain_s,
-            ),
-            Subject(
-                gpu=gpu,
-                phase="both",
-                kind="all-reduce",
-                data=profiles.all_reduces(gpu),
-                corrected=all_reduce_s,
-                plain=all_reduce_plain_s,
-            ),
+            Subject(gpu, "prefill", "products", products.only(~is_decode), gemm_s, gemm_plain_s),
+            Subject(gpu, "decode", "products", products.only(is_decode), gemm_s, gemm_plain_s),
+            Subject(gpu, "prefill", "attention", prompts, context_s, context_plain_s),
+            Subject(gpu, "decode", "attention", steps, generated_s, generated_plain_s),
+            Subject(gpu, "both", "all-reduce", reduces, all_reduce_s, all_reduce_plain_s),
         ]
-    context = _decode_context()
+    layer, context = "layer of LLaMA-30B", _decode_context()
+    decode_s = partial(decode_layer_s, context=context)
+    decode_plain_s = partial(decode_layer_plain_s, context=context)
     for gpu in ("L4", "A100-40"):
+        prompts, steps = profiles.prompt_layers(gpu), profiles.decode_layers(gpu)
         found += [
-            Subject(
-                gpu=gpu,
-                phase="prefill",
-                kind="layer of LLaMA-30B",
-                data=profiles.prompt_layers(gpu),
-                corrected=prompt_layer_s,
-                plain=prompt_layer_plain_s,
-            ),
-            Subject(
-                gpu=gpu,
-                phase="decode",
-                kind="layer of LLaMA-30B",
-                data=profiles.decode_layers(gpu),
-                corrected=partial(decode_layer_s, context=context),
-                plain=partial(decode_layer_plain_s, context=context),
-            ),
+            Subject(gpu, "prefill", layer, prompts, prompt_layer_s, prompt_layer_plain_s),
+            Subject(gpu, "decode", layer, steps, decode_s, decode_plain_s),
         ]
     return found
 

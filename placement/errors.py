@@ -4,13 +4,15 @@ PlacementError
 ├── InvalidInput      a field of the input is wrong: it is named, with the nearest valid value
 │   └── UnreadableFile    a file of the user cannot be read as what it should be
 └── Infeasible        the input is sound, but nothing that it describes can be built
+    ├── Unmet             machines hold the model, and no fleet of them meets the goal
+    └── OutOfTime         time was up before any fleet was found
 """
 
 from __future__ import annotations
 
 import difflib
 import os.path
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -36,6 +38,18 @@ class UnreadableFile(InvalidInput):
 
 class Infeasible(PlacementError):
     """Nothing that the input describes can hold the model, or reach what was asked for."""
+
+
+class Unmet(Infeasible):
+    """No fleet meets the goal. nearest: by field of the goal, values that can be met, if known."""
+
+    def __init__(self, message: str, *, nearest: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.nearest = dict(nearest or {})
+
+
+class OutOfTime(Infeasible):
+    """No fleet was found in time; there may be one."""
 
 
 def user_path(text: str) -> Path:

@@ -7,11 +7,11 @@ at another price. A `Solve` may be exact or a heuristic; the answers are as good
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from placement.errors import Infeasible
+from placement.errors import Infeasible, OutOfTime
 from placement.estimator import Estimator, StageEstimate
 from placement.hardware import Offer
 from placement.plan import Goal, Plan, PlannedPipeline
@@ -22,9 +22,9 @@ _NEARLY_FREE = 1e-3
 
 
 class Solve(Protocol):
-    """The best plan of some offers. Raises Infeasible."""
+    """The best plan of some offers within a time. Raises Infeasible, OutOfTime among them."""
 
-    def __call__(self, offers: Sequence[Offer], /) -> Plan: ...
+    def __call__(self, offers: Sequence[Offer], /, *, time_limit_s: float) -> Plan: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +67,18 @@ class EntryPrice:
 class Explanation:
     """bindings: of each pipeline. one_more, one_less: with a machine more or less of each offer,
     best first; the latter are the runner-ups: the best fleets that leave out a machine of this one.
-    is_whole: whether there was time for all.
+    left_out: offers that there was no time for, by the name of their field.
     """
 
     bindings: tuple[Binding, ...]
     one_more: tuple[Change, ...]
     one_less: tuple[Change, ...]
     entry_prices: tuple[EntryPrice, ...]
-    is_whole: bool
+    left_out: Mapping[str, tuple[Offer, ...]]
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(self.left_out.values())
 
 
 def explain(
@@ -89,28 +93,55 @@ def explain(
 ) -> Explanation:
     """Ask around a plan, for at most about `time_limit_s`.
 
+    Each of the three kinds of questions has the same share of the time, and what those before left
+    of theirs. An answer that took longer is none: its search may have been cut off.
     solve: what found the plan. now_s: a clock.
     """
-    asker = _Asker(plan, list(offers), solve, now_s() + time_limit_s, now_s, on_progress)
+    asker = _Asker(plan, list(offers), solve, now_s, on_progress)
     used = [num_used(plan, offer) for offer in offers]
+    is_priced = plan.goal.objective != "throughput"
+    indices = {
+        "one_less": [index for index, count in enumerate(used) if count],
+        "one_more": list(range(len(offers))),
+        "entry_prices": [index for index, count in enumerate(used) if not count and is_priced],
+    }
+    until_s = _deadlines([name for name in indices if indices[name]], now_s(), time_limit_s)
     one_less = [
-        asker.changed(index, count - 1, "one less") for index, count in enumerate(used) if count
+        asker.changed(index, used[index] - 1, "one less", until_s["one_less"])
+        for index in indices["one_less"]
     ]
     one_more = [
-        asker.changed(index, offer.count + 1, "one more") for index, offer in enumerate(offers)
+        asker.changed(index, offers[index].count + 1, "one more", until_s["one_more"])
+        for index in indices["one_more"]
     ]
     prices = [
-        asker.entry_price(index)
-        for index, count in enumerate(used)
-        if not count and plan.goal.objective != "throughput"
+        asker.entry_price(index, until_s["entry_prices"]) for index in indices["entry_prices"]
     ]
+    answers: dict[str, Sequence[object]] = {
+        "one_less": one_less,
+        "one_more": one_more,
+        "entry_prices": prices,
+    }
     return Explanation(
         bindings=tuple(binding(pipeline, estimator, plan.goal) for pipeline in plan.pipelines),
         one_more=_best_first(one_more),
         one_less=_best_first(one_less),
         entry_prices=tuple(price for price in prices if price is not None),
-        is_whole=asker.is_in_time,
+        left_out={
+            name: tuple(
+                offers[index]
+                for index, answer in zip(those, answers[name], strict=True)
+                if answer is None
+            )
+            for name, those in indices.items()
+        },
     )
+
+
+def _deadlines(names: Sequence[str], start_s: float, time_limit_s: float) -> dict[str, float]:
+    """One after another, at equal distances."""
+    share_s = time_limit_s / max(1, len(names))
+    return {name: start_s + number * share_s for number, name in enumerate(names, start=1)}
 
 
 def binding(pipeline: PlannedPipeline, estimator: Estimator, goal: Goal) -> Binding:
@@ -156,60 +187,63 @@ class _Asker:
     plan: Plan
     offers: list[Offer]
     solve: Solve
-    until_s: float
     now_s: Callable[[], float]
     on_progress: Callable[[str], None]
-    is_in_time: bool = True
 
-    def changed(self, index: int, count: int, what: str) -> Change | None:
+    def changed(self, index: int, count: int, what: str, until_s: float) -> Change | None:
         """The answer with `count` machines of one offer; None when time is up."""
-        if self._is_late():
-            return None
         offer = self.offers[index]
         self.on_progress(f"{what} {offer.label}")
         others = [one for place, one in enumerate(self.offers) if place != index]
         offers = list(self.offers)
         offers[index] = replace(offer, count=count)
-        plan = self._answer(offers if count else others)
+        try:
+            plan = self._answer(offers if count else others, until_s)
+        except OutOfTime:
+            return None
         return Change(offer=offer, plan=plan, gain=self._gain(plan))
 
-    def entry_price(self, index: int) -> EntryPrice | None:
+    def entry_price(self, index: int, until_s: float) -> EntryPrice | None:
         """Between nearly nothing and its price, in halves; None when time is up."""
         offer = self.offers[index]
         self.on_progress(f"at which price {offer.label} would be rented")
         low, high = _NEARLY_FREE * offer.price_usd_per_hour, offer.price_usd_per_hour
-        if self._is_late():
+        try:
+            if not self._is_rented_at(index, low, until_s):
+                return EntryPrice(offer=offer, price_usd_per_hour=None)
+            for _ in range(_PRICE_STEPS):
+                middle = (low + high) / 2
+                if self._is_rented_at(index, middle, until_s):
+                    low = middle
+                else:
+                    high = middle
+        except OutOfTime:
             return None
-        if not self._is_rented_at(index, low):
-            return EntryPrice(offer=offer, price_usd_per_hour=None)
-        for _ in range(_PRICE_STEPS):
-            if self._is_late():
-                return None
-            middle = (low + high) / 2
-            if self._is_rented_at(index, middle):
-                low = middle
-            else:
-                high = middle
         return EntryPrice(offer=offer, price_usd_per_hour=low)
 
-    def _is_rented_at(self, index: int, price_usd_per_hour: float) -> bool:
+    def _is_rented_at(self, index: int, price_usd_per_hour: float, until_s: float) -> bool:
         offers = list(self.offers)
         offers[index] = replace(offers[index], price_usd_per_hour=price_usd_per_hour)
-        plan = self._answer(offers)
+        plan = self._answer(offers, until_s)
         return plan is not None and num_used(plan, offers[index]) > 0
 
-    def _answer(self, offers: Sequence[Offer]) -> Plan | None:
+    def _answer(self, offers: Sequence[Offer], until_s: float) -> Plan | None:
+        """None where nothing fits. Raises OutOfTime."""
+        left_s = until_s - self.now_s()
+        if left_s <= 0:
+            raise OutOfTime("there is no time left")
         try:
-            return self.solve(offers) if offers else None
+            plan = self.solve(offers, time_limit_s=left_s) if offers else None
+        except OutOfTime:
+            raise
         except Infeasible:
-            return None
+            plan = None
+        if self.now_s() > until_s:
+            raise OutOfTime("it took too long")
+        return plan
 
     def _gain(self, plan: Plan | None) -> float:
         if plan is None or not self.plan.value:
             return -1.0
         gain = plan.value / self.plan.value - 1
         return -gain if self.plan.goal.objective == "cost-for-load" else gain
-
-    def _is_late(self) -> bool:
-        self.is_in_time = self.is_in_time and self.now_s() < self.until_s
-        return not self.is_in_time

@@ -60,6 +60,15 @@ class Offer:
     interruptions_per_hour: float = 0.0
 
     @property
+    def kind(self) -> tuple[str, str, str]:
+        """Machines of the same name, market and zone may stand for each other, at any price."""
+        return self.shape.name, self.market, self.zone
+
+    @property
     def label(self) -> str:
-        place = f" in {self.zone}" if self.zone else ""
-        return f"{self.shape.name} ({self.market}{place})"
+        return machine_label(*self.kind)
+
+
+def machine_label(shape: str, market: str, zone: str) -> str:
+    """`g6.12xlarge (spot in use1-az4)`."""
+    return f"{shape} ({market} in {zone})" if zone else f"{shape} ({market})"

@@ -65,6 +65,17 @@ class Goal:
         if self.objective == "cost-for-load" and self.load_rps is None:
             raise InvalidInput("load_rps", "the objective cost-for-load needs a load to serve")
 
+    @property
+    def counts_dollars(self) -> bool:
+        """Whether it cannot be told without the price of every machine."""
+        return self.objective != "throughput" or self.max_price_usd_per_hour is not None
+
+    def value(self, rps: float, price_usd_per_hour: float) -> float:
+        """What the objective counts, of a fleet's effective throughput and its price."""
+        if self.objective == "throughput":
+            return rps
+        return price_usd_per_hour if self.objective == "cost-for-load" else rps / price_usd_per_hour
+
     def latency_factor(self, estimate: PipelineEstimate) -> float:
         """Equation 7's factor of a pipeline's throughput, 0 to 1."""
         excess = 0.0

@@ -5,29 +5,30 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rich.table import Table
 
 from placement.catalogue import Catalogue
-from placement.errors import Infeasible, InvalidInput, PlacementError, user_path
-from placement.estimator import Estimator, StageKind
-from placement.explanation import Solve, explain
-from placement.hardware import Offer
+from placement.errors import InvalidInput, PlacementError, Unmet, user_path
+from placement.estimator import StageKind
+from placement.explanation import explain
 from placement.part_estimate import Part, PartEstimate, estimate_part
-from placement.plan import Goal, Plan
 from placement.workload import Workload
 from server import plan_inputs
 from server.clean_stdout import OutputFailed, answering, check_stdout, clean_stdout
-from server.plan_file import write_plan
-from server.plan_json import estimate_answer, explanation_answer, plan_answer
-from server.plan_picture import amount, explanation_view, plan_view, printer
-from server.unpriced import without_prices
-
-_DEFAULT_BEAM = 3
-
-Say = Callable[[str], None]
+from server.plan_file import FORMATS, write_plan
+from server.plan_json import (
+    estimate_answer,
+    explanation_answer,
+    plan_answer,
+    replan_answer,
+)
+from server.plan_picture import explanation_view, plan_view, printer, replan_view
+from server.plan_search import Say, read_search, silent
+from server.running_plan import read_running
 
 
 def run(command: str, flags: Mapping[str, Any]) -> int:
@@ -39,6 +40,8 @@ def run(command: str, flags: Mapping[str, Any]) -> int:
         {"plan": planned, "estimate": estimated, "hardware": listed}[command](flags)
     except PlacementError as error:
         print(f"shuntyard: {plan_inputs.shown(error)}", file=sys.stderr)
+        if isinstance(error, Unmet) and flags["json"]:
+            print(json.dumps(plan_inputs.unmet_answer(error)))
         return 2
     except OutputFailed as error:
         print(f"shuntyard: {error}", file=sys.stderr)
@@ -60,74 +63,41 @@ def planned(flags: Mapping[str, Any]) -> None:
     model = plan_inputs.read_model(flags)
     estimator, figures = plan_inputs.read_estimator(flags, model, workload, catalogue)
     offers = plan_inputs.read_offers(flags, catalogue, figures, goal)
+    running = read_running(flags, estimator, offers)
     say, done = _progress()
-    solve = _solver(flags, estimator, goal, time_limit_s, say)
+    search = read_search(flags, estimator, goal, running, say)
     explanation = None
     with clean_stdout(), contextlib.ExitStack() as ending:
         ending.callback(done)
-        plan = solve(offers)
+        try:
+            plan, moves = search.find(offers, time_limit_s)
+        except Unmet:
+            raise search.unmet(offers, time_limit_s) from None
         if flags["explain"]:
-            quiet = _solver(flags, estimator, goal, time_limit_s, lambda line: None)
+            quiet = replace(search, say=silent)
             explanation = explain(
-                plan, offers, estimator, quiet, time_limit_s=time_limit_s, on_progress=say
+                plan, offers, estimator, quiet.plan, time_limit_s=time_limit_s, on_progress=say
             )
     if flags["output"] is not None:
-        formats = {name: flags.get(name) for name in ("dtype", "quantization", "kv_cache_dtype")}
+        formats = {name: flags.get(name) for name in FORMATS}
         write_plan(user_path(flags["output"]), plan, model, workload, formats)
     with answering():
         if flags["json"]:
             answer = plan_answer(plan)
+            if running is not None and moves is not None:
+                answer["replan"] = replan_answer(moves, running.stops(moves, offers))
             if explanation is not None:
                 answer["explanation"] = explanation_answer(explanation)
             print(json.dumps(answer))
             return
         console = printer()
         console.print(plan_view(plan, model, workload, console))
+        if running is not None and moves is not None:
+            console.print("")
+            console.print(replan_view(moves, running.name, running.stops(moves, offers)))
         if explanation is not None:
             console.print("")
             console.print(explanation_view(explanation, plan))
-
-
-def _solver(
-    flags: Mapping[str, Any], estimator: Estimator, goal: Goal, time_limit_s: float, say: Say
-) -> Solve:
-    """What answers with a plan for some offers."""
-    beam = plan_inputs.count(flags, "beam")
-    if plan_inputs.choice(flags, "solver", plan_inputs.SOLVERS) == "paper":
-        plan_inputs.check_papers_goal(flags)
-
-        def by_paper(offers: Sequence[Offer], /) -> Plan:
-            from placement.optimizer import solve_paper
-
-            say("searching as the paper does")
-            try:
-                return solve_paper(
-                    offers,
-                    estimator,
-                    goal,
-                    beam=beam or _DEFAULT_BEAM,
-                    time_limit_s=time_limit_s,
-                )
-            except TimeoutError:
-                raise Infeasible(
-                    f"the paper's search did not end within {time_limit_s:g} s; lower --beam, or "
-                    "give it a longer --time-limit"
-                ) from None
-
-        return without_prices(by_paper)
-    if beam is not None:
-        raise InvalidInput("--beam", "is for --solver paper")
-
-    def exactly(offers: Sequence[Offer], /) -> Plan:
-        from placement.optimizer import solve
-
-        return solve(offers, estimator, goal, time_limit_s=time_limit_s, on_progress=better)
-
-    def better(value: float, bound: float) -> None:
-        best, limit = amount(value, goal.objective), amount(bound, goal.objective)
-        say(f"best so far {best}; no better than {limit}")
-
-    return without_prices(exactly)
 
 
 def _progress() -> tuple[Say, Callable[[], None]]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from placement.cluster import Market
 from placement.errors import InvalidInput
 from placement.model import ModelSpec
 from placement.plan import Plan
@@ -16,6 +17,8 @@ from placement.workload import Workload
 from server.plan_json import plan_answer, stage_answer
 
 FORMAT: Literal[1] = 1
+# What vLLM may be told of the model's formats, by its flags.
+FORMATS = ("dtype", "quantization", "kv_cache_dtype")
 
 
 class _Entry(BaseModel):
@@ -36,9 +39,26 @@ class PlannedStage(_Entry):
     kv_bytes: float = Field(default=0.0, ge=0)
 
 
-class FilePipeline(_Entry):
-    """batch: requests in flight. throughput_rps: expected, in requests per second."""
+class FileMachine(_Entry):
+    """What a machine of a pipeline is rented as. price_usd_per_hour: None if not known."""
 
+    shape: str
+    market: Market = "on_demand"
+    zone: str = ""
+    price_usd_per_hour: float | None = Field(default=None, ge=0)
+    interruptions_per_hour: float = Field(default=0.0, ge=0)
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """As `Offer.kind`."""
+        return self.shape, self.market, self.zone
+
+
+class FilePipeline(_Entry):
+    """batch: requests in flight. throughput_rps: expected, in requests per second. machines: by
+    `PlannedStage.node`; None in what `plan --json` alone writes."""
+
+    machines: list[FileMachine] | None = None
     stages: list[PlannedStage] = Field(min_length=1)
     batch: int = Field(ge=1)
     throughput_rps: float = Field(gt=0)
@@ -54,6 +74,14 @@ class FileModel(_Entry):
     dtype: str | None = None
     quantization: str | None = None
     kv_cache_dtype: str | None = None
+
+    def difference(self, model: ModelSpec) -> str | None:
+        """How another model is not the planned one, whatever it is called."""
+        for name in ("num_layers", "hidden_size", "vocab_size"):
+            planned, other = getattr(self, name), getattr(model, name)
+            if planned != other:
+                return f"it is for {self.name} with {name} {planned}; the model has {other}"
+        return None
 
 
 class PlanFile(_Entry):

@@ -16,6 +16,7 @@ from placement.corrections import CALIBRATED, calibrated_fidelity
 from placement.errors import (
     InvalidInput,
     PlacementError,
+    Unmet,
     UnreadableFile,
     shortened,
     unknown_name,
@@ -52,6 +53,7 @@ _FLAGS = {
     "slo_latency_s": "--slo-latency",
     "max_price_usd_per_hour": "--max-price",
     "recovery_s": "--recovery",
+    "start_up_s": "--start-up",
     "input_tokens": "--workload",
     "output_tokens": "--workload",
     "rate_rps": "--workload",
@@ -70,8 +72,16 @@ def shown(error: PlacementError) -> str:
     message = error.message
     if isinstance(error, InvalidInput) and error.field in _FLAGS:
         message = _FLAGS[error.field] + message.removeprefix(error.field)
+    if isinstance(error, Unmet):
+        for name in error.nearest:
+            message = message.replace(f"{name} ", f"{_FLAGS[name]} ")
     line = " ".join(message.split())
     return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
+
+
+def unmet_answer(error: Unmet) -> dict[str, Any]:
+    """`plan --json` where no fleet meets the goal. nearest: by field of the goal, what could be."""
+    return {"error": {"message": shown(error), "nearest": error.nearest}}
 
 
 def check_values(flags: Flags) -> None:
@@ -256,10 +266,9 @@ def check_papers_goal(flags: Flags) -> None:
 
 def read_offers(flags: Flags, catalogue: Catalogue, figures: Figures, goal: Goal) -> list[Offer]:
     """The cluster's offers. Raises InvalidInput for a goal that they cannot meet by their kind."""
-    counts_dollars = goal.objective != "throughput" or goal.max_price_usd_per_hour is not None
     path = user_path(flags["cluster"])
     try:
-        offers = read_cluster(path, catalogue, figures, needs_price=counts_dollars)
+        offers = read_cluster(path, catalogue, figures, needs_price=goal.counts_dollars)
     except UnreadableFile as error:
         raise _wrong("cluster", error.message) from None
     if goal.on_demand_share and all(offer.market == "spot" for offer in offers):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from placement.estimator import StageEstimate
 from placement.explanation import Change, Explanation
 from placement.part_estimate import PartEstimate
 from placement.plan import Plan, PlannedPipeline
+
+if TYPE_CHECKING:
+    from placement.optimizer import Replan
+    from server.running_plan import Stop
 
 
 def plan_answer(plan: Plan) -> dict[str, Any]:
@@ -58,6 +63,33 @@ def stage_answer(estimate: StageEstimate) -> dict[str, Any]:
     }
 
 
+def replan_answer(found: Replan, stops: Sequence[Stop]) -> dict[str, Any]:
+    """`plan --json --running`, under `replan`.
+
+    Pipelines are counted from 0: in `kept` and `stopped` those of the running plan, in `started`
+    those of the answer, in which the kept ones come first.
+
+    stay_objective: null where nothing that runs meets the goal. start_up_usd: null where the price
+    of a machine is not known.
+    """
+    is_known = all(one.known_price_usd_per_hour is not None for one in found.started)
+    return {
+        "start_up_s": found.start_up_s,
+        "horizon_s": found.horizon_s,
+        "kept": list(found.kept),
+        "stopped": [
+            {"pipeline": one.pipeline, "reason": one.reason, "machine": one.machine}
+            for one in stops
+        ],
+        "started": list(range(len(found.kept), len(found.plan.pipelines))),
+        "throughput_rps": found.effective_rps,
+        "missed_requests": found.missed_requests,
+        "start_up_usd": found.start_up_usd if is_known else None,
+        "stay_objective": found.stay_value,
+        "gain": found.gain,
+    }
+
+
 def estimate_answer(estimate: PartEstimate) -> dict[str, Any]:
     """`estimate --json`."""
     return {
@@ -74,7 +106,10 @@ def estimate_answer(estimate: PartEstimate) -> dict[str, Any]:
 
 
 def explanation_answer(explanation: Explanation) -> dict[str, Any]:
-    """`plan --json --explain`, under `explanation`. gain: relative, for the better."""
+    """`plan --json --explain`, under `explanation`. gain: relative, for the better.
+
+    left_out: the offers that there was no time for, by question.
+    """
     return {
         "pipelines": [
             {
@@ -92,6 +127,14 @@ def explanation_answer(explanation: Explanation) -> dict[str, Any]:
             for one in explanation.entry_prices
         ],
         "is_whole": explanation.is_whole,
+        "left_out": {
+            key: [offer.label for offer in explanation.left_out[name]]
+            for key, name in (
+                ("one_more", "one_more"),
+                ("runner_ups", "one_less"),
+                ("entry_prices", "entry_prices"),
+            )
+        },
     }
 
 

@@ -24,6 +24,8 @@ examples:
   shuntyard plan --model ./my-model --cluster cluster.yaml --workload 2000x300@3 \\
       --objective cost-for-load --slo-ttft 2s --slo-tpot 100ms --output plan.json
   shuntyard serve ./my-model --plan plan.json
+  shuntyard plan --model ./my-model --cluster now.yaml --workload 2000x300@3 \\
+      --running plan.json --lost 2 --output next.json   # a machine of pipeline 2 was taken away
 """
 ESTIMATE_EPILOG = """\
 examples:
@@ -131,6 +133,30 @@ def _add_plan(commands: Any) -> None:
     )
     _add_fidelity(search)
     _add_hardware_flag(search)
+    running = plan.add_argument_group("a fleet that runs already")
+    running.add_argument(
+        "--running",
+        metavar="FILE",
+        help="the plan that runs, as --output wrote it: which of its pipelines go on, and which "
+        "start, on the machines that --cluster says there are now",
+    )
+    running.add_argument(
+        "--lost",
+        metavar="N[,N]",
+        help="pipelines of it that have lost a machine, by their numbers, from 1; those whose "
+        "machines --cluster does not offer any more are lost by themselves",
+    )
+    running.add_argument(
+        "--start-up",
+        metavar="TIME",
+        help="how long a pipeline that starts serves nothing (default: 111.3s, as the paper "
+        "measured)",
+    )
+    running.add_argument(
+        "--horizon",
+        metavar="TIME",
+        help="how long the fleet is expected to stay as it is then (default: 1h)",
+    )
     output = plan.add_argument_group("the answer")
     output.add_argument(
         "--explain",

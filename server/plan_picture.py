@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -21,6 +21,10 @@ from placement.model import ModelSpec
 from placement.plan import Objective, Plan, PlannedPipeline
 from placement.workload import Workload
 
+if TYPE_CHECKING:
+    from placement.optimizer import Replan
+    from server.running_plan import Stop
+
 _GB = 1e9
 _WIDTH = 24
 _MIN_WIDTH, _NO_WIDTH = 140, 10_000
@@ -28,6 +32,13 @@ _WORDS = {
     "throughput-per-dollar": "requests per dollar",
     "throughput": "requests per second",
     "cost-for-load": "dollars per hour",
+}
+
+
+_QUESTIONS = {
+    "one_less": "a machine less of",
+    "one_more": "a machine more of",
+    "entry_prices": "the price below which to rent",
 }
 
 
@@ -120,8 +131,56 @@ def explanation_view(explanation: Explanation, plan: Plan) -> Group:
         parts += ["", Text("Unused offers would be rented below", style="bold")]
         parts += [f"  {_entry(one)}" for one in explanation.entry_prices]
     if not explanation.is_whole:
-        parts += ["", Text("note: --time-limit ended the search for more reasons", style="yellow")]
+        parts += ["", Text("note: --time-limit left no time for", style="yellow")]
+        for name, question in _QUESTIONS.items():
+            offers = ", ".join(offer.label for offer in explanation.left_out[name])
+            if offers:
+                parts.append(Text(f"  {question} {offers}", style="yellow"))
     return Group(*parts)
+
+
+def replan_view(found: Replan, running: str, stops: Sequence[Stop]) -> Group:
+    """`--running`: what goes on, stops and starts, and what that costs and gains against staying.
+
+    running: the name of the running plan's file.
+    """
+    start, goal = found.start_up_s, found.plan.goal
+    kept = [f"{index + 1} (here {here})" for here, index in enumerate(found.kept, start=1)]
+    started = range(len(found.kept) + 1, len(found.plan.pipelines) + 1)
+    lines = [
+        f"{'go on':<12}{', '.join(kept) or 'none'}",
+        *(f"{'stops':<12}{one.pipeline + 1}: {_why(one)}" for one in stops),
+        f"{'start':<12}{', '.join(map(str, started)) or 'none'}",
+    ]
+    if found.started:
+        lines.append(
+            f"{'costs':<12}{found.missed_requests:,.0f} requests not served and "
+            f"${found.start_up_usd:,.2f} paid in the {start:g} s of starting"
+        )
+    rps = found.effective_rps
+    lines += [
+        f"{'serves':<12}{rps:.3f} requests/s on average over {found.horizon_s:,.0f} s: "
+        f"{rps * found.horizon_s:,.0f} requests",
+        f"{'staying':<12}" + _staying(found, goal.objective),
+    ]
+    title = Text(f"Pipelines of {running}, from now on", style="bold")
+    return Group(title, *(Text(line) for line in lines))
+
+
+def _why(stop: Stop) -> str:
+    return {
+        "lost": "has lost a machine",
+        "not_offered": f"{stop.machine} is not offered any more",
+        "fewer_machines": "fewer of its machines are offered than run",
+        "moved": "its machines do better otherwise, or are not worth their price",
+    }[stop.reason]
+
+
+def _staying(found: Replan, objective: Objective) -> str:
+    if found.stay_value is None or found.gain is None:
+        return "nothing that runs meets the goal by itself"
+    better = f"{found.gain:.1%} better" if found.gain >= 5e-4 else "the same"
+    return f"{amount(found.stay_value, objective)} without starting anything; this is {better}"
 
 
 def _heading(plan: Plan, model: ModelSpec, workload: Workload) -> Text:

@@ -17,7 +17,7 @@ from placement.errors import PlacementError
 from placement.model_catalogue import local_config
 from placement.model_config import model_spec
 from server.gpus import query_gpus, visible_gpus
-from server.plan_file import FilePipeline, PlanFile, read_plan
+from server.plan_file import FORMATS, FilePipeline, PlanFile, read_plan
 from server.settings import SettingsError
 from spot.engines.vllm_compat.environment import is_cpu_build
 
@@ -25,7 +25,6 @@ _CPU = "cpu"
 _GIB = 2.0**30
 _LATER = "machines are joined in a later release"
 _PLANNED_ARGS = ("tensor_parallel_size", "pipeline_parallel_size")
-_FORMATS = ("dtype", "quantization", "kv_cache_dtype")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +110,9 @@ def _check_model(plan: PlanFile, folder: Path) -> None:
         raise _refused(f"it places {layers} layers; the model has {spec.num_layers}")
     if plan.model is None:
         return
-    for name in ("num_layers", "hidden_size", "vocab_size"):
-        planned, served = getattr(plan.model, name), getattr(spec, name)
-        if planned != served:
-            raise _refused(
-                f"it is for {plan.model.name} with {name} {planned}; the model has {served}"
-            )
+    difference = plan.model.difference(spec)
+    if difference is not None:
+        raise _refused(difference)
 
 
 def _check_runnable(number: int, pipeline: FilePipeline) -> None:
@@ -150,7 +146,7 @@ def _check_runnable(number: int, pipeline: FilePipeline) -> None:
 def _formats(plan: PlanFile, engine_args: Mapping[str, Any]) -> dict[str, Any]:
     """The formats that the plan counted with; the server must not be told others."""
     found = {}
-    for name in _FORMATS:
+    for name in FORMATS:
         planned = getattr(plan.model, name) if plan.model is not None else None
         if planned is None:
             continue

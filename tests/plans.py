@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from placement.catalogue import shipped_catalogue
 from placement.estimator import PAPER, Estimator, Stage
 from placement.hardware import Offer
@@ -18,11 +20,11 @@ def estimator(model: str = "Qwen/Qwen3-32B", workload: Workload = AZURE) -> Esti
     return Estimator(model=spec, workload=workload, fidelity=PAPER)
 
 
-def offer(shape: str, count: int = 1, **fields: object) -> Offer:
+def offer(shape: str, count: int = 1, **fields: Any) -> Offer:
     """An offer of a shape of the catalogue, at its on-demand price."""
     found = shipped_catalogue().shape(shape, "calibrated")
-    values: dict[str, object] = {"price_usd_per_hour": found.price_usd_per_hour, **fields}
-    return Offer(shape=found, count=count, **values)  # type: ignore[arg-type]
+    values = {"price_usd_per_hour": found.price_usd_per_hour, **fields}
+    return Offer(shape=found, count=count, **values)
 
 
 def pipeline(
@@ -47,11 +49,7 @@ def plan(
     wanted = goal or Goal()
     throughput = sum(one.estimate.throughput_rps for one in pipelines)
     price = sum(one.price_usd_per_hour for one in pipelines)
-    value = {
-        "throughput-per-dollar": throughput / price if price else 0.0,
-        "throughput": throughput,
-        "cost-for-load": price,
-    }[wanted.objective]
+    value = wanted.value(throughput, price)
     return Plan(
         pipelines=pipelines,
         goal=wanted,

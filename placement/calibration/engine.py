@@ -15,7 +15,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -135,35 +135,54 @@ def _passes(layers: int, notes: Iterable[Mapping[str, Any]]) -> Iterator[EngineP
                 )
 
 
-def _serve(layers: int, folder: Path) -> None:
-    from vllm import LLM, SamplingParams
+class TimedEngine:
+    """vLLM on a CPU, eager, with workers that note their passes in $SHUNTYARD_PASS_TIMES.
 
+    options: vLLM's, of the model and of how it is cut.
+    """
+
+    def __init__(self, model: str, *, max_num_batched_tokens: int, **options: Any) -> None:
+        from vllm import LLM
+
+        self._engine = LLM(
+            model=model,
+            dtype="bfloat16",
+            max_model_len=2048,
+            max_num_seqs=32,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            async_scheduling=False,
+            disable_log_stats=True,
+            distributed_executor_backend="mp",
+            worker_cls="placement.calibration.timed_worker.TimedCPUWorker",
+            **options,
+        )
+
+    def generate(
+        self, batch: int, prompt_tokens: int, output_tokens: int, token: Callable[[], int]
+    ) -> None:
+        """A batch of so many prompts, all there at once, each with all its output. token: of a
+        prompt, one after another."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0, max_tokens=output_tokens, ignore_eos=True, detokenize=False
+        )
+        prompts = [
+            {"prompt_token_ids": [token() for _ in range(prompt_tokens)]} for _ in range(batch)
+        ]
+        self._engine.generate(prompts, sampling, use_tqdm=False)
+
+
+def _serve(layers: int, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(_config(engine_model(layers))))
-    engine = LLM(
-        model=str(folder),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=2048,
-        max_num_seqs=32,
-        max_num_batched_tokens=2048,
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        async_scheduling=False,
-        disable_log_stats=True,
-        distributed_executor_backend="mp",
-        worker_cls="placement.calibration.timed_worker.TimedCPUWorker",
-    )
-    sampling = SamplingParams(
-        temperature=0, max_tokens=_OUTPUT_TOKENS, ignore_eos=True, detokenize=False
+    engine = TimedEngine(
+        str(folder), max_num_batched_tokens=2048, load_format="dummy", skip_tokenizer_init=True
     )
     numbers = random.Random(0)
     for batch, tokens in _NUM_ROUNDS * _CASES:
-        prompts = [
-            {"prompt_token_ids": [numbers.randrange(4096) for _ in range(tokens)]}
-            for _ in range(batch)
-        ]
-        engine.generate(prompts, sampling, use_tqdm=False)
+        engine.generate(batch, tokens, _OUTPUT_TOKENS, lambda: numbers.randrange(4096))
 
 
 def _config(model: ModelSpec) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from placement.calibration.engine import engine_model
 from placement.calibration.samples import (
     AllReduce,
     Attention,
-    Copy,
     EnginePass,
     Launch,
     Matmul,
@@ -88,13 +87,6 @@ def fit_device(
         errors=errors,
         link=_link([one for one in samples if isinstance(one, AllReduce)]),
     )
-
-
-def copy_bandwidth(samples: Sequence[Sample]) -> float:
-    """Bytes per second of the largest copy, read and written."""
-    copies = [one for one in samples if isinstance(one, Copy)]
-    largest = max(copies, key=lambda one: one.num_bytes)
-    return 2.0 * largest.num_bytes / largest.seconds
 
 
 def _compute_rate(products: Sequence[Matmul], *, is_cpu: bool) -> float:

@@ -38,14 +38,6 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """num_bytes: read, and as many written."""
-
-    num_bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce:
     num_gpus: int
     num_bytes: int
@@ -66,9 +58,9 @@ class EnginePass:
     seconds: float
 
 
-Sample = Matmul | Attention | Launch | Copy | AllReduce | EnginePass
+Sample = Matmul | Attention | Launch | AllReduce | EnginePass
 _KINDS: dict[str, type[Sample]] = {
-    kind.__name__: kind for kind in (Matmul, Attention, Launch, Copy, AllReduce, EnginePass)
+    kind.__name__: kind for kind in (Matmul, Attention, Launch, AllReduce, EnginePass)
 }
 
 

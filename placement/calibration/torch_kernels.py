@@ -1,4 +1,4 @@
-"""Times operations with torch on one device: products, attention, copies, the smallest launch.
+"""Times operations with torch on one device: products, attention, the smallest launch.
 
 Weights and caches rotate through buffers larger than any cache of the device, since an engine's
 layers push each other out. On a CPU, weights are packed as vLLM's CPU build packs them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from placement.calibration.samples import Attention, Copy, Launch, Matmul, Sample
+from placement.calibration.samples import Attention, Launch, Matmul, Sample
 from placement.calibration.stopwatch import Operation, Stopwatch, cpu_stopwatch, cuda_stopwatch
 
 Say = Callable[[str], None]
@@ -73,10 +73,8 @@ def measure(device: str, say: Say) -> Iterator[Sample]:
         widths, rows = _CPU_WIDTHS, _CPU_ROWS
         prefills, decodes, size = _CPU_PREFILLS, _CPU_DECODES, 64
     with torch.inference_mode():
-        say("the smallest launch, copies")
+        say("the smallest launch")
         yield bench.launch()
-        for num_bytes in (2**20, 2**24, 2**27):
-            yield bench.copy(num_bytes)
         for n, k in widths:
             say(f"products with {n} × {k}")
             yield from bench.matmuls(n, k, rows)
@@ -102,13 +100,6 @@ class _Bench:
     def launch(self) -> Launch:
         tiny = self._random(8, 8)
         return Launch(seconds=self._stopwatch(lambda index: tiny + tiny))
-
-    def copy(self, num_bytes: int) -> Copy:
-        source = self._random(num_bytes // 2)
-        target = self._torch.empty_like(source)
-        return Copy(
-            num_bytes=num_bytes, seconds=self._stopwatch(lambda index: target.copy_(source))
-        )
 
     def matmuls(self, n: int, k: int, rows: tuple[int, ...]) -> Iterator[Matmul]:
         count = self._count(2 * n * k)

@@ -3,8 +3,9 @@
 A pipeline is found by branch and bound over batches and stage times (`search`, `boxes`), where the
 machines of a box are a knapsack cover (`knapsack`) by what they hold (`rates`, `capacity`). A fleet
 is a packing of pipelines (`fleet`): of all sets of machines where they are few (`solver`), else of
-columns generated (`generation`, `large`). `replanning` weighs moving a running fleet. `paper` is
-ShuntServe's own search, as a baseline.
+columns generated (`generation`, `large`). `replanning` weighs moving a running fleet. `nearest`
+says what can be met of a goal that no fleet meets, latencies by `fastest`. `paper` is ShuntServe's
+own search, as a baseline.
 """
 
 from placement.optimizer.paper import solve_paper

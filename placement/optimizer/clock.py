@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from placement.errors import Infeasible
+from placement.errors import Infeasible, OutOfTime, Unmet
 
 # Told the best value so far, and what no fleet can exceed.
 OnProgress = Callable[[float, float], None]
@@ -35,5 +35,5 @@ class Clock:
 def nothing_meets(clock: Clock) -> Infeasible:
     """The error where machines hold the model and yet no fleet meets the goal."""
     if clock.is_over():
-        return Infeasible(f"no fleet was found in {clock.time_limit_s:.0f} s")
-    return Infeasible("no fleet of these offers meets the goal")
+        return OutOfTime(f"no fleet was found in {clock.time_limit_s:.0f} s")
+    return Unmet("no fleet of these offers meets the goal")

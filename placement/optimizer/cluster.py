@@ -48,6 +48,11 @@ class Cluster:
         return np.array([one.price_usd_per_hour for one in self.classes])
 
     @property
+    def costs(self) -> Array:
+        """[class]: `MachineClass.cost`, positive."""
+        return np.array([one.cost for one in self.classes])
+
+    @property
     def interruptions(self) -> Array:
         """[class]: expected per hour, of one machine."""
         return np.array([one.interruptions_per_hour for one in self.classes])

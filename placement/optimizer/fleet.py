@@ -218,9 +218,8 @@ def _fleet(packing: Packing, x: Array, bound: float) -> Fleet | None:
     if not numbers.any():
         return None
     rps, price = float(packing.rps @ numbers), float(packing.price @ numbers)
-    value = {
-        "throughput": rps,
-        "cost-for-load": price,
-        "throughput-per-dollar": rps / price,
-    }[packing.goal.objective]
-    return Fleet(numbers=tuple(int(number) for number in numbers), value=value, bound=bound)
+    return Fleet(
+        numbers=tuple(int(number) for number in numbers),
+        value=packing.goal.value(rps, price),
+        bound=bound,
+    )

@@ -76,20 +76,20 @@ class Relaxed:
 
 
 def greedy_columns(cluster: Cluster, is_over: Callable[[], bool]) -> list[Column]:
-    """To begin with: the best pipelines per dollar of each class alone, so that every class has a
-    price; and of all, one after another, each until its machines are used up."""
+    """To begin with: the best pipelines by their cost of each class alone, so that every class has
+    a price; and of all, one after another, each until its machines are used up."""
     counts = cluster.counts.copy()
     columns: list[Column] = []
     for one in np.eye(len(counts), dtype=np.int64):
         alone = best_ratio(
-            cluster, one * counts, cluster.prices, tolerance=_GREEDY_TOLERANCE, is_over=is_over
+            cluster, one * counts, cluster.costs, tolerance=_GREEDY_TOLERANCE, is_over=is_over
         )
         columns += alone.columns
     for _ in range(_MAX_GREEDY):
         if is_over():
             break
         priced = best_ratio(
-            cluster, counts, cluster.prices, tolerance=_GREEDY_TOLERANCE, is_over=is_over
+            cluster, counts, cluster.costs, tolerance=_GREEDY_TOLERANCE, is_over=is_over
         )
         if not priced.columns:
             break

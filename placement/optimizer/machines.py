@@ -26,25 +26,40 @@ class MachineClass:
     zone: str
 
     @property
+    def cost(self) -> float:
+        """What ranks machines where no dollars count: the price, or, not known, a dollar a GPU."""
+        return self.price_usd_per_hour or float(self.shape.num_gpus)
+
+    @property
     def count(self) -> int:
         return sum(offer.count for offer in self.offers)
 
     def rent(self, taken: Sequence[Offer] = ()) -> Iterator[Offer]:
         """An offer for each machine, one after another, but for those that are taken."""
+        others = list(taken)
         for offer in self.offers:
-            for _ in range(offer.count - taken.count(offer)):
-                yield offer
+            for _ in range(offer.count):
+                if offer in others:
+                    others.remove(offer)
+                else:
+                    yield offer
 
 
-def check_offers(offers: Sequence[Offer]) -> None:
-    """Raises InvalidInput, naming the offer, for counts and prices that mean nothing."""
+def check_offers(offers: Sequence[Offer], goal: Goal) -> None:
+    """Raises InvalidInput, naming the offer, for counts and prices that mean nothing.
+
+    A price of 0, not known, does for goals that count no dollars.
+    """
     if not any(offer.count > 0 for offer in offers):
         raise InvalidInput("offers", "there is no machine among them")
     for index, offer in enumerate(offers):
         if offer.count < 0:
             raise InvalidInput(f"offers.{index}.count", "must not be negative")
-        if not offer.price_usd_per_hour > 0:
-            raise InvalidInput(f"offers.{index}.price_usd_per_hour", "must be positive")
+        price = f"offers.{index}.price_usd_per_hour"
+        if not offer.price_usd_per_hour >= 0:
+            raise InvalidInput(price, "must not be negative")
+        if goal.counts_dollars and not offer.price_usd_per_hour:
+            raise InvalidInput(price, "must be above 0 for a goal that counts dollars")
         if not offer.interruptions_per_hour >= 0:
             raise InvalidInput(f"offers.{index}.interruptions_per_hour", "must not be negative")
         if offer.market not in ("spot", "on_demand"):

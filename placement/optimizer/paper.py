@@ -48,7 +48,7 @@ class Partial:
     stages: tuple[Placed, ...]
     used: tuple[int, ...]
     spare_gpus: int
-    price: float
+    cost: float
     score: float
 
 
@@ -144,14 +144,14 @@ class Beam:
             node = partial.stages[-1].node + is_new if partial.stages else 0
             stages = (*partial.stages, Placed(machine, tp, num_layers, node))
             one = self.cluster.classes[machine]
-            price = partial.price + (one.price_usd_per_hour if is_new else 0.0)
-            score = self._score(stages, price, is_whole)
+            cost = partial.cost + (one.cost if is_new else 0.0)
+            score = self._score(stages, cost, is_whole)
             if score > 0:
                 used = partial.used
                 if is_new:
                     used = (*used[:machine], used[machine] + 1, *used[machine + 1 :])
                 spare = (one.shape.num_gpus if is_new else partial.spare_gpus) - tp
-                yield Partial(stages, used, spare, price, score)
+                yield Partial(stages, used, spare, cost, score)
 
     def _options(self, partial: Partial) -> Iterator[tuple[int, int, bool]]:
         """(class, tp, whether on a new machine) of stages that can follow."""
@@ -167,7 +167,7 @@ class Beam:
                     if allows(tp):
                         yield machine, tp, True
 
-    def _score(self, stages: tuple[Placed, ...], price: float, is_whole: bool) -> float:
+    def _score(self, stages: tuple[Placed, ...], cost: float, is_whole: bool) -> float:
         """Equation 7, 0 where not even one request fits."""
         last = len(stages) - 1
         batch = min(
@@ -190,7 +190,7 @@ class Beam:
             batch_s = max(prefill) + max(decode)
         else:
             batch_s = max(map(sum, zip(prefill, decode, strict=True)))
-        return batch / batch_s / price * (self._factor(stages, batch) if is_whole else 1.0)
+        return batch / batch_s / cost * (self._factor(stages, batch) if is_whole else 1.0)
 
     def _factor(self, stages: tuple[Placed, ...], batch: int) -> float:
         goal = self.cluster.goal
@@ -216,7 +216,7 @@ def solve_paper(
     is served. Raises Infeasible if no pipeline is found, TimeoutError after `time_limit_s`.
     """
     started = time.perf_counter()
-    check_offers(offers)
+    check_offers(offers, goal)
     cluster = make_cluster(offers, estimator, goal)
     if not fits(cluster):
         raise does_not_fit(cluster)
@@ -232,13 +232,11 @@ def solve_paper(
     if not columns:
         raise Infeasible(f"a beam of {beam} finds no pipeline that meets the goal")
     price = sum(column.price_usd_per_hour for column in columns)
-    is_cost = goal.objective == "cost-for-load"
-    value = price if is_cost else _rps(columns)
     return Plan(
         pipelines=plan_pipelines(cluster, [(column, 1) for column in columns]),
         goal=goal,
-        value=value / price if goal.objective == "throughput-per-dollar" else value,
-        bound=0.0 if is_cost else math.inf,
+        value=goal.value(_rps(columns), price),
+        bound=0.0 if goal.objective == "cost-for-load" else math.inf,
         solve_s=time.perf_counter() - started,
         solver="paper",
     )

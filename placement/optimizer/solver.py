@@ -51,7 +51,7 @@ def solve(
     pipeline holds the model or no fleet meets the goal.
     """
     clock = Clock(time_limit_s=time_limit_s, on_progress=on_progress)
-    check_offers(offers)
+    check_offers(offers, goal)
     cluster = make_cluster(offers, estimator, goal)
     if not fits(cluster):
         raise does_not_fit(cluster)

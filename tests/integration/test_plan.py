@@ -1,4 +1,7 @@
-"""A plan of two CPU pipelines, made and served by the commands of a user, with real engines."""
+"""A plan of two CPU pipelines, made and served by the commands of a user, with real engines.
+
+It is a re-plan: one pipeline runs already.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,22 @@ pytestmark = [pytest.mark.engine, pytest.mark.contract, pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plan")
-    cluster, hardware, plan = (folder / name for name in ("cluster.yaml", "cpu.yaml", "plan.json"))
-    cluster.write_text("offers: [{gpu: cpu, nodes: 2}]\n")
+    cluster, hardware = folder / "cluster.yaml", folder / "cpu.yaml"
+    first, second = folder / "first.json", folder / "second.json"
     hardware.write_text("gpus: {cpu: {memory_mib: 1500}}\n")
     arguments = [
         *("plan", "--model", MODEL, "--cluster", str(cluster), "--hardware", str(hardware)),
         *("--workload", "1200x100", "--objective", "throughput", "--model-fidelity", "paper"),
-        *("--dtype", "float32", "--output", str(plan), "--json"),
+        *("--dtype", "float32", "--json"),
     ]
-    assert cli.main(arguments) == 0
-    return plan
+    for nodes, more in (
+        (1, ["--output", str(first)]),
+        (2, ["--running", str(first), "--output", str(second)]),
+    ):
+        cluster.write_text(f"offers: [{{gpu: cpu, nodes: {nodes}}}]\n")
+        assert cli.main([*arguments, *more]) == 0
+        assert len(json.loads(Path(more[-1]).read_text())["pipelines"]) == nodes
+    return second
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,11 @@ import pytest
 
 from placement.calibration.clock import busy_s, waiting_s
 from placement.calibration.engine import passes_of
-from placement.calibration.fit import copy_bandwidth, fit_device, pass_s
+from placement.calibration.fit import fit_device, pass_s
 from placement.calibration.profile import Device, profile_yaml
 from placement.calibration.samples import (
     AllReduce,
     Attention,
-    Copy,
     EnginePass,
     Launch,
     Matmul,
@@ -47,7 +46,7 @@ TRUE = Corrections(
 
 
 def made_samples() -> list[Sample]:
-    found: list[Sample] = [Launch(seconds=5e-6), Copy(num_bytes=10**8, seconds=4e-3)]
+    found: list[Sample] = [Launch(seconds=5e-6)]
     for n, k in ((512, 512), (1024, 4096), (4096, 4096), (8192, 2048)):
         for m in (1, 4, 16, 64, 256, 1024):
             seconds = matmul_s(GPU, TRUE.matmul, m, n, k, 2.0 * k * (m + n))
@@ -127,10 +126,6 @@ def test_links_follow_equation_3() -> None:
     assert found.link is not None
     assert found.link.latency_s == pytest.approx(1e-5, rel=0.01)
     assert found.link.bandwidth == pytest.approx(1e10, rel=0.01)
-
-
-def test_copies_count_reading_and_writing() -> None:
-    assert copy_bandwidth(made_samples()) == pytest.approx(5e10)
 
 
 def profile(name: str, path: Path, *, with_link: bool = True) -> Path:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from placement.catalogue import Catalogue, shipped_catalogue
+from placement.catalogue import Catalogue, Figures, shipped_catalogue
 from placement.errors import InvalidInput
 
 
@@ -36,8 +37,8 @@ def test_every_figure_has_a_source_and_calibrated_is_below_spec(shipped: Catalog
 
 def test_every_shape_can_be_built_and_its_price_has_a_source(shipped: Catalogue) -> None:
     for name, entry in shipped.shapes.items():
-        for figures in ("spec", "calibrated"):
-            shape = shipped.shape(name, figures)  # type: ignore[arg-type]
+        for figures in get_args(Figures):
+            shape = shipped.shape(name, figures)
             assert shape.num_gpus == entry.num_gpus
             assert shape.inter.bandwidth > 0
         assert entry.price_usd_per_hour is None or entry.price_source

@@ -32,17 +32,8 @@ from placement.roofline import (
     roofline_s,
 )
 from placement.workload import Workload
+from tests.placement.models import LLAMA_8B
 
-LLAMA_8B = ModelSpec(
-    name="8b",
-    num_layers=32,
-    hidden_size=4096,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    ffn_size=14336,
-    vocab_size=128256,
-)
 GPU = Gpu(name="nobody's", memory_bytes=80e9, flops=2e14, bandwidth=1e12)
 
 

@@ -22,6 +22,7 @@ from placement.hardware import Gpu, Link, Shape
 from placement.model import ModelSpec
 from placement.roofline import EngineTraits
 from placement.workload import Workload
+from tests.placement.models import LLAMA_70B
 
 MODEL = ModelSpec(
     name="hand",
@@ -210,16 +211,6 @@ def test_layers_must_add_up() -> None:
 
 # A 70B model on data-centre GPUs: units are seconds and bytes.
 
-LLAMA_70B = ModelSpec(
-    name="70b",
-    num_layers=80,
-    hidden_size=8192,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    ffn_size=28672,
-    vocab_size=128256,
-)
 NODE = Shape(
     name="8xA100",
     gpu=Gpu(name="A100", memory_bytes=80 * 2**30, flops=312e12, bandwidth=2039e9),

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from placement.errors import Infeasible
+from placement.errors import Infeasible, OutOfTime
 from placement.estimator import Estimator
-from placement.explanation import binding, explain, num_used
+from placement.explanation import Explanation, binding, explain, num_used
 from placement.hardware import Offer
 from placement.plan import Goal, Plan
 from tests import plans
@@ -19,8 +19,11 @@ L4 = plans.offer("g6.12xlarge", 2)
 L40S = plans.offer("g6e.12xlarge", 1)
 
 
-def by_price(offers: Sequence[Offer], /, *, goal: Goal | None = None) -> Plan:
+def by_price(
+    offers: Sequence[Offer], /, *, time_limit_s: float = 60.0, goal: Goal | None = None
+) -> Plan:
     """As many pipelines of whole machines as there are, of the offer with the best ratio."""
+    assert time_limit_s > 0
     whole = [(one, plans.pipeline(ESTIMATOR, (one, 4, 64, 0))) for one in offers]
     if not whole:
         raise Infeasible("nothing")
@@ -58,7 +61,8 @@ def test_more_and_less_of_each_offer_and_the_price_of_entry() -> None:
 def test_gains_count_for_the_better() -> None:
     goal = Goal(objective="cost-for-load", load_rps=1.0)
 
-    def cheapest(offers: Sequence[Offer], /) -> Plan:
+    def cheapest(offers: Sequence[Offer], /, *, time_limit_s: float = 60.0) -> Plan:
+        del time_limit_s
         one = min(offers, key=lambda offer: offer.price_usd_per_hour)
         return plans.plan(plans.pipeline(ESTIMATOR, (one, 4, 64, 0)), goal=goal)
 
@@ -79,24 +83,64 @@ def test_without_the_only_machine_nothing_fits() -> None:
 def test_throughput_alone_has_no_price_of_entry() -> None:
     goal = Goal(objective="throughput")
 
-    def solve(offers: Sequence[Offer], /) -> Plan:
-        return by_price(offers, goal=goal)
+    def solve(offers: Sequence[Offer], /, *, time_limit_s: float = 60.0) -> Plan:
+        return by_price(offers, time_limit_s=time_limit_s, goal=goal)
 
     assert explain(solve([L4, L40S]), [L4, L40S], ESTIMATOR, solve).entry_prices == ()
 
 
-def test_an_explanation_ends_in_time() -> None:
-    clock = iter(range(100))
-    found = explain(
+class Searching:
+    """A clock, and a search that takes its time of it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now_s = seconds, 0.0
+        self.limits: list[float] = []
+
+    def solve(self, offers: Sequence[Offer], /, *, time_limit_s: float) -> Plan:
+        self.limits.append(time_limit_s)
+        self.now_s += min(self.seconds, time_limit_s + 1)
+        if self.seconds > time_limit_s:
+            raise OutOfTime("it takes longer")
+        return by_price(offers)
+
+
+def explained(searching: Searching, time_limit_s: float) -> Explanation:
+    return explain(
         by_price([L4, L40S]),
         [L4, L40S],
         ESTIMATOR,
-        by_price,
-        time_limit_s=2.0,
-        now_s=lambda: float(next(clock)),
+        searching.solve,
+        time_limit_s=time_limit_s,
+        now_s=lambda: searching.now_s,
     )
-    assert not found.is_whole
-    assert len(found.one_less) + len(found.one_more) < 3
+
+
+def test_each_kind_of_question_has_its_share_of_the_time() -> None:
+    """Ten questions of a second: one less, two more, eight for a price."""
+    whole = explained(Searching(1.0), 30.0)
+    assert whole.is_whole
+    found = explained(searching := Searching(1.0), 12.0)
+    assert searching.limits[:3] == [4.0, 7.0, 6.0]
+    assert found.is_whole
+    # Two seconds each: what was left for the price is told to be too little.
+    found = explained(Searching(1.0), 6.0)
+    assert (len(found.one_less), len(found.one_more), found.entry_prices) == (1, 2, ())
+    assert found.left_out == {
+        "one_less": (),
+        "one_more": (),
+        "entry_prices": (whole.entry_prices[0].offer,),
+    }
+
+
+def test_answers_that_take_too_long_are_none_and_do_not_count_as_nothing_fits() -> None:
+    found = explained(searching := Searching(5.0), 6.0)
+    assert (found.one_less, found.one_more, found.entry_prices) == ((), (), ())
+    assert {name: len(those) for name, those in found.left_out.items()} == {
+        "one_less": 1,
+        "one_more": 2,
+        "entry_prices": 1,
+    }
+    assert searching.now_s < 9.0
 
 
 def test_what_binds_a_pipeline() -> None:

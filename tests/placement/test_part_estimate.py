@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from placement.errors import Infeasible
@@ -28,8 +30,8 @@ MODEL = ModelSpec(
 ESTIMATOR = Estimator(model=MODEL, workload=Workload(input_tokens=8, output_tokens=4))
 
 
-def part(*, tp: int = 1, layers: int = 2, **fields: object) -> Part:
-    return Part(kind=StageKind(shape=SHAPE, tp=tp), num_layers=layers, **fields)  # type: ignore[arg-type]
+def part(*, tp: int = 1, layers: int = 2, **fields: Any) -> Part:
+    return Part(kind=StageKind(shape=SHAPE, tp=tp), num_layers=layers, **fields)
 
 
 def test_bare_layers_by_hand() -> None:

@@ -379,6 +379,40 @@ def test_a_model_that_cannot_fit_is_one_line(
     assert " more T4 (on_demand) would make it fit" in line
 
 
+TWO_L40S = "offers: [{gpu: L40S, nodes: 2, price_usd_per_hour: 2.5}]"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told", "nearest"),
+    [
+        (["--max-price", "1"], "--max-price 2.5", {"max_price_usd_per_hour": 2.5}),
+        (
+            ["--objective", "cost-for-load", "--load", "1000", "--max-price", "3"],
+            "--load 9.18",
+            {"load_rps": 9.18},
+        ),
+        (["--slo-ttft", "1ms"], "--slo-ttft 0.05", {"slo_ttft_s": 0.05095}),
+    ],
+)
+def test_a_goal_that_no_fleet_meets_names_what_can_be_met(
+    cluster: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    told: str,
+    nearest: dict[str, float],
+) -> None:
+    cluster.write_text(TWO_L40S)
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    line = refused(capsys, plan(cluster, *flags, model=model))
+    assert line.startswith(f"no fleet of these offers meets the goal; what can be met: {told}")
+    assert plan(cluster, *flags, "--json", model=model) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"shuntyard: {line}\n"
+    error = json.loads(captured.out)["error"]
+    assert error["message"] == line
+    assert error["nearest"] == pytest.approx(nearest, rel=0.01)
+
+
 def test_an_unknown_model_names_the_nearest(
     cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

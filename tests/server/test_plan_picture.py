@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from placement.explanation import explain
 from placement.plan import Goal, Plan
+from server.plan_json import explanation_answer
 from server.plan_picture import (
     amount,
+    explanation_view,
     machines,
     plan_view,
     printer,
@@ -26,6 +29,30 @@ def shown(plan: Plan, encoding: str = "utf-8") -> str:
     console.print(plan_view(plan, plans.estimator().model, plans.AZURE, console))
     stream.flush()
     return raw.getvalue().decode(encoding)
+
+
+def test_what_there_was_no_time_to_explain_is_named() -> None:
+    plan = plans.papers_plan()
+    unused = plans.offer("g5.12xlarge")
+    explanation = explain(
+        plan,
+        [unused],
+        plans.estimator(),
+        lambda offers, /, *, time_limit_s: plan,
+        time_limit_s=0.0,
+    )
+    stream = io.StringIO()
+    printer(stream).print(explanation_view(explanation, plan))
+    text = stream.getvalue()
+    assert "note: --time-limit left no time for\n" in text
+    assert "  a machine more of g5.12xlarge (on_demand)\n" in text
+    assert "  the price below which to rent g5.12xlarge (on_demand)\n" in text
+    assert "a machine less of" not in text
+    assert explanation_answer(explanation)["left_out"] == {
+        "one_more": [unused.label],
+        "runner_ups": [],
+        "entry_prices": [unused.label],
+    }
 
 
 def test_equal_pipelines_are_shown_once() -> None:

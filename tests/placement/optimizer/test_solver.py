@@ -5,33 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from placement.corrections import CALIBRATED
 from placement.errors import Infeasible, InvalidInput
-from placement.estimator import Estimator
+from placement.estimator import PAPER, Estimator, Fidelity
 from placement.hardware import Gpu, Link, Offer, Shape
-from placement.model import ModelSpec
-from placement.optimizer import solve
+from placement.optimizer import solve, solve_paper
 from placement.optimizer.clock import Clock
-from placement.plan import Goal, Objective
+from placement.plan import Goal, Objective, Plan
 from placement.workload import Workload
+from tests.placement.models import LLAMA_70B
 
 LINK = Link(latency_s=1e-5, bandwidth=1e10)
 SMALL = Gpu(name="small", memory_bytes=24e9, flops=55e12, bandwidth=240e9)
 LARGE = Gpu(name="large", memory_bytes=48e9, flops=200e12, bandwidth=700e9)
-MODEL = ModelSpec(
-    name="70b",
-    num_layers=80,
-    hidden_size=8192,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    ffn_size=28672,
-    vocab_size=128256,
-)
-ESTIMATOR = Estimator(model=MODEL, workload=Workload(input_tokens=763, output_tokens=232))
+ESTIMATOR = Estimator(model=LLAMA_70B, workload=Workload(input_tokens=763, output_tokens=232))
 
 
 def offer(gpu: Gpu, num_gpus: int, count: int, price: float = 1.0) -> Offer:
@@ -79,6 +71,7 @@ def test_a_goal_that_no_fleet_meets_is_infeasible(goal: Goal) -> None:
     ("bad", "field"),
     [
         (replace(offer(SMALL, 1, 1), price_usd_per_hour=0.0), "offers.1.price_usd_per_hour"),
+        (replace(offer(SMALL, 1, 1), price_usd_per_hour=-1.0), "offers.1.price_usd_per_hour"),
         (replace(offer(SMALL, 1, 1), count=-1), "offers.1.count"),
         (replace(offer(SMALL, 1, 1), market="Spot"), "offers.1.market"),
     ],
@@ -87,6 +80,55 @@ def test_offers_that_mean_nothing_are_named(bad: Offer, field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         solve([offer(LARGE, 1, 6), bad], ESTIMATOR, Goal())
     assert caught.value.field == field
+
+
+def unpriced(one: Offer) -> Offer:
+    return replace(one, price_usd_per_hour=0.0)
+
+
+@pytest.mark.parametrize("counts", [(2, 6), (6, 8)], ids=["listed", "generated"])
+def test_throughput_needs_no_prices(counts: tuple[int, int]) -> None:
+    priced = [offer(SMALL, 4, counts[0], 4.6), offer(LARGE, 1, counts[1], 1.9)]
+    goal = Goal(objective="throughput")
+    best = solve(priced, ESTIMATOR, goal)
+    for offers in ([unpriced(one) for one in priced], [priced[0], unpriced(priced[1])]):
+        plan = solve(offers, ESTIMATOR, goal)
+        assert plan.gap < 1e-3
+        assert plan.value == pytest.approx(best.value, rel=1e-3)
+        rented = {one for pipeline in plan.pipelines for one in pipeline.offers}
+        assert rented <= set(offers)
+        assert plan.known_price_usd_per_hour is None
+
+
+def test_the_papers_search_without_prices_counts_gpus() -> None:
+    plan = solve_paper(
+        [unpriced(offer(SMALL, 4, 2)), unpriced(offer(LARGE, 1, 4))],
+        ESTIMATOR,
+        Goal(objective="throughput"),
+        beam=1,
+    )
+    assert plan.value == plan.throughput_rps > 0
+    dollar_a_gpu = solve_paper(
+        [offer(SMALL, 4, 2, 4.0), offer(LARGE, 1, 4, 1.0)],
+        ESTIMATOR,
+        Goal(objective="throughput"),
+        beam=1,
+    )
+    assert plan.value == dollar_a_gpu.value
+
+
+@pytest.mark.parametrize("solver", [solve, solve_paper])
+@pytest.mark.parametrize(
+    "goal",
+    [
+        Goal(),
+        Goal(objective="cost-for-load", load_rps=1.0),
+        Goal(objective="throughput", max_price_usd_per_hour=9.0),
+    ],
+)
+def test_goals_that_count_dollars_need_prices(goal: Goal, solver: Callable[..., Plan]) -> None:
+    with pytest.raises(InvalidInput, match="must be above 0 for a goal that counts dollars"):
+        solver([unpriced(offer(LARGE, 1, 6))], ESTIMATOR, goal)
 
 
 @pytest.mark.parametrize("num_rounds", [2, 4, 6, 8])
@@ -126,3 +168,14 @@ def test_a_cap_on_the_price_holds() -> None:
     plan = solve(offers, ESTIMATOR, goal)
     assert plan.price_usd_per_hour <= 10.0
     assert plan.bound >= plan.value
+
+
+@pytest.mark.parametrize("fidelity", [PAPER, CALIBRATED], ids=lambda one: one.name)
+def test_a_limit_that_binds_nothing_changes_nothing(fidelity: Fidelity) -> None:
+    offers = [offer(SMALL, 4, 3, 4.6), offer(LARGE, 1, 4, 1.9)]
+    estimator = replace(ESTIMATOR, fidelity=fidelity)
+    free = solve(offers, estimator, Goal())
+    goal = Goal(slo_ttft_s=2 * free.pipelines[0].estimate.ttft_s)
+    bound = solve(offers, estimator, goal)
+    assert (bound.value, bound.gap) == (free.value, 0)
+    assert bound.pipelines == free.pipelines

@@ -11,7 +11,15 @@ import pytest
 from placement.estimator import Estimator, Fidelity, Stage
 from placement.hardware import Gpu, Link, Shape
 from placement.model import ModelSpec
-from placement.roofline import EngineTraits, Pass, decode_pass, hop_s, prefill_pass
+from placement.roofline import (
+    EngineTraits,
+    Operation,
+    Pass,
+    Quantity,
+    decode_pass,
+    hop_s,
+    prefill_pass,
+)
 from placement.simulator.stage_time import StageTime, stage_times
 from placement.simulator.step_time import StepWork
 from placement.workload import Workload
@@ -97,7 +105,8 @@ def test_a_mixed_step_reads_the_weights_once() -> None:
 
 
 def test_interpolated_attention_is_near_for_times_that_are_not_linear() -> None:
-    def bent(operation, work, gpu):  # type: ignore[no-untyped-def]
+    def bent(operation: Operation, work: Pass, gpu: Gpu, /) -> Quantity:
+        del work
         return 1e-6 + (operation.flops / gpu.flops) + (operation.bytes / gpu.bandwidth) ** 0.9
 
     estimator = dataclasses.replace(

@@ -1,0 +1,105 @@
+"""What is said to be met can be met, and no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from placement.errors import Unmet
+from placement.hardware import Offer
+from placement.optimizer import solve
+from placement.optimizer.nearest import unmet
+from placement.plan import Goal, Plan
+from tests import plans
+
+ESTIMATES = plans.estimator("meta-llama/Llama-3.2-1B-Instruct")
+
+
+def offers() -> list[Offer]:
+    """Each holds the model; three dollars and six an hour."""
+    return [
+        plans.offer("g6e.xlarge", 2, price_usd_per_hour=3.0),
+        plans.offer("g6.12xlarge", 1, price_usd_per_hour=6.0),
+    ]
+
+
+def solved(goal: Goal, time_limit_s: float = 60.0) -> Plan:
+    return solve(offers(), ESTIMATES, goal, time_limit_s=time_limit_s)
+
+
+def asked(goal: Goal, *, time_limit_s: float = 60.0) -> Unmet:
+    with pytest.raises(Unmet):
+        solved(goal)
+    return unmet(goal, offers(), ESTIMATES, solved, time_limit_s=time_limit_s)
+
+
+def most_rps(**limits: float) -> float:
+    return solved(Goal(objective="throughput", **limits)).value
+
+
+def test_the_largest_load() -> None:
+    goal = Goal(objective="cost-for-load", load_rps=1000.0)
+    [(name, load)] = asked(goal).nearest.items()
+    assert name == "load_rps"
+    assert most_rps() * 0.999 < load <= most_rps()
+    assert solved(replace(goal, load_rps=load)).throughput_rps >= load
+    with pytest.raises(Unmet):
+        solved(replace(goal, load_rps=1.002 * load))
+
+
+def test_the_largest_load_within_a_price_or_the_price_of_the_load() -> None:
+    load = 1.01 * most_rps(max_price_usd_per_hour=6.0)
+    goal = Goal(objective="cost-for-load", load_rps=load, max_price_usd_per_hour=6.0)
+    error = asked(goal)
+    assert error.nearest["load_rps"] == pytest.approx(load / 1.01, rel=1e-3)
+    assert error.nearest["max_price_usd_per_hour"] in (9.0, 12.0)
+    for name, value in error.nearest.items():
+        assert solved(replace(goal, **{name: value})).pipelines
+    assert " or max_price_usd_per_hour" in error.message
+
+
+def test_the_cheapest_price_of_any_fleet() -> None:
+    goal = Goal(max_price_usd_per_hour=2.0)
+    error = asked(goal)
+    assert error.nearest == {"max_price_usd_per_hour": 3.0}
+    assert solved(replace(goal, max_price_usd_per_hour=3.0)).price_usd_per_hour == 3.0
+    assert error.message == (
+        "no fleet of these offers meets the goal; what can be met: max_price_usd_per_hour 3"
+    )
+
+
+def test_a_price_below_every_fleet_is_told_with_that_of_the_load() -> None:
+    load = 0.99 * most_rps()
+    error = asked(Goal(objective="cost-for-load", load_rps=load, max_price_usd_per_hour=2.0))
+    assert error.nearest == {"max_price_usd_per_hour": 12.0}
+
+
+def test_a_load_above_every_fleet_is_told_within_the_price() -> None:
+    error = asked(Goal(objective="cost-for-load", load_rps=1e4, max_price_usd_per_hour=6.0))
+    most = most_rps(max_price_usd_per_hour=6.0)
+    assert error.nearest == {"load_rps": pytest.approx(most, rel=1e-3)}
+
+
+@pytest.mark.parametrize("name", ["slo_ttft_s", "slo_tpot_s", "slo_latency_s"])
+def test_the_shortest_times(name: str) -> None:
+    goal = Goal(objective="throughput-per-dollar", **{name: 1e-4})
+    error = asked(goal)
+    [value] = error.nearest.values()
+    for pipeline in solved(replace(goal, **{name: value})).pipelines:
+        assert value * 0.999 <= getattr(pipeline.estimate, name[4:]) <= value
+    assert error.message.endswith(f"what can be met: {name} {value:g}")
+
+
+def test_what_can_be_met_is_told_beside_a_latency_that_cannot() -> None:
+    goal = Goal(objective="cost-for-load", load_rps=1000.0, slo_ttft_s=1e-4, slo_latency_s=1e4)
+    error = asked(goal)
+    assert set(error.nearest) == {"slo_ttft_s", "load_rps"}
+    assert error.nearest["load_rps"] == pytest.approx(most_rps(), rel=1e-3)
+
+
+def test_when_time_is_up_only_what_needs_no_search_is_told() -> None:
+    goal = Goal(objective="cost-for-load", load_rps=1000.0, slo_ttft_s=1e-4)
+    assert set(asked(goal, time_limit_s=0).nearest) == {"slo_ttft_s"}
+    error = asked(replace(goal, slo_ttft_s=None), time_limit_s=0)
+    assert error.message == "no fleet of these offers meets the goal"
