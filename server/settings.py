@@ -317,7 +317,7 @@ class Settings(BaseSettings):
     )
     workflow_slots: Words = _setting(
         [],
-        "nodes or batches at once, as RESOURCE=N (default: embed=2 rerank=2 search=8 http=64 "
+        "nodes or batches at once, as RESOURCE=N (default: embed=1 rerank=1 search=8 http=64 "
         "web_search=8; that of llm is what the pipelines take)",
         group=WORKFLOWS,
     )

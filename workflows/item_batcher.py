@@ -119,15 +119,14 @@ class ItemBatcher(Generic[K, V]):
 
     def _join(self, tenant: str, item: K) -> _Entry[K, V]:
         entry = self._in_flight.get((tenant, item))
-        if entry is None or (entry.ticket is not None and entry.ticket.has_ended):
+        if entry is None:
             entry = self._in_flight[tenant, item] = _Entry(tenant, item)
         entry.num_waiters += 1
         return entry
 
     def _leave(self, entry: _Entry[K, V]) -> None:
         entry.num_waiters -= 1
-        if not entry.num_waiters:
-            # Whoever comes now must not wait for what is being stopped.
+        if not entry.num_waiters and entry.ticket is None:
             self._forget(entry)
 
     def _collected(self, entry: _Entry[K, V]) -> Batched[V]:
@@ -145,6 +144,9 @@ class ItemBatcher(Generic[K, V]):
     async def _run(self, entries: Sequence[_Entry[K, V]]) -> None:
         """Give every entry its value or its failure. Raises NodeFailed if the model is not there,
         and leaves the entries to `_abandon`."""
+        for entry in entries:
+            if not entry.num_waiters:
+                self._forget(entry)
         entries = [entry for entry in entries if entry.num_waiters]
         if not entries:
             return

@@ -49,8 +49,8 @@ from workflows.tickets import ItemWork, OpenTicket, SingleWork, Turn
 # Where nobody says otherwise. `llm` is not known before the fleet has told.
 DEFAULT_RESOURCES = (
     CapacityChanged(resource="llm", num_slots=256, is_preemptible=True),
-    CapacityChanged(resource="embed", num_slots=2, max_batch=64, max_wait_s=0.003),
-    CapacityChanged(resource="rerank", num_slots=2, max_batch=64, max_wait_s=0.003),
+    CapacityChanged(resource="embed", num_slots=1, max_batch=64, max_wait_s=0.003),
+    CapacityChanged(resource="rerank", num_slots=1, max_batch=64, max_wait_s=0.003),
     CapacityChanged(resource="search", num_slots=8),
     CapacityChanged(resource="http", num_slots=64),
     CapacityChanged(resource="web_search", num_slots=8),
@@ -59,6 +59,7 @@ DEFAULT_RESOURCES = (
 _KEY_IS_TIME: frozenset[PolicyName] = frozenset({"hera", "fcfs", "topology"})
 # Parts into which items may be cut, to be done sooner.
 _MAX_SPLIT = 4
+_UNWANTED = NodeFailed("nobody waits for it", code="cancelled", is_retryable=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -251,7 +252,7 @@ class Slots:
 
     def share(self, opened: OpenTicket, job: Job) -> None:
         """A job wants a ticket of another one as well. Does nothing if it has ended."""
-        if not opened.has_ended and job not in opened.jobs:
+        if opened.ticket.id in self._open and job not in opened.jobs:
             opened.jobs[job] = None
             job.tickets[opened.ticket.id] = opened
             job.turns.append(opened.turn)
@@ -277,7 +278,8 @@ class Slots:
         """None of a job's nodes wants a ticket any more. Without any job it has ended."""
         del opened.jobs[job], job.tickets[opened.ticket.id]
         if not opened.jobs:
-            self._close(opened)
+            # Whoever comes now must not wait for what is being stopped.
+            self._abandon(opened, _UNWANTED)
 
     def finish_single(
         self,
@@ -427,7 +429,6 @@ class Slots:
         """Nothing more happens to a ticket, or it is known already."""
         if self._open.pop(opened.ticket.id, None) is None:
             return
-        opened.has_ended = True
         for job in opened.jobs:
             del job.tickets[opened.ticket.id]
         opened.jobs.clear()

@@ -64,8 +64,7 @@ class ItemWork:
 
 @dataclass(slots=True, eq=False)
 class OpenTicket:
-    """A ticket, and the jobs that want it. num_done: items. has_ended: nobody works on it, or on
-    what is left of it."""
+    """A ticket that has not ended, and the jobs that want it. num_done: items."""
 
     ticket: Ticket
     work: SingleWork | ItemWork
@@ -73,4 +72,3 @@ class OpenTicket:
     items: Sequence[Any] = ()
     jobs: dict[Job, None] = field(default_factory=dict)
     num_done: int = 0
-    has_ended: bool = False

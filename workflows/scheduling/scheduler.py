@@ -170,11 +170,13 @@ class Scheduler:
         assert ticket.id not in self._book.tickets
         run = self._book.run(ticket.run_id)
         self._num_tickets += 1
+        run.expect(ticket.node_id, self._predict(ticket.profile, ticket.size))
         live = LiveTicket(ticket, self._num_tickets, now_s, run)
         self._book.tickets[ticket.id] = live
         self._add_member(live, run, ticket.node_id)
         self._book.pool(ticket.resource).arrive(live)
         self._touched.add(ticket.resource)
+        self._refresh([run])
 
     def _joined(self, event: m.TicketJoined) -> None:
         run, live = self._book.run(event.run_id), self._book.tickets.get(event.ticket_id)

@@ -57,9 +57,7 @@ async def test_one_text_and_several(items: Items) -> None:
     assert two.usage == {"prompt_tokens": 3, "total_tokens": 3, "cached_tokens": 0}
 
 
-async def test_nodes_of_different_runs_are_one_batch(
-    items: Items, models: FakeModels
-) -> None:
+async def test_nodes_of_different_runs_are_one_batch(items: Items, models: FakeModels) -> None:
     results: dict[int, Any] = {}
 
     async def node(number: int) -> None:
