@@ -34,7 +34,7 @@ class Desk:
 
         async def work() -> None:
             self.ended[name] = "stopped"
-            with scope, self.runs.job(options.pop("tenant", "t")) as job:
+            with scope, self.runs.job(resources=("llm",)) as job:
                 self.jobs[name] = job
                 try:
                     async with job.slot("llm", **options):
@@ -270,9 +270,9 @@ def test_sub_nodes_change_the_place_of_what_runs() -> None:
         for number in range(20):
             desk.start(str(number), hold_s=0.1, size=Size(5))
         await anyio.sleep(10)
-        desk.start("long", hold_s=30, size=Size(20), work_id="long")
+        desk.start("long", hold_s=0.6, size=Size(20), work_id="long")
         for _ in range(19):
-            await anyio.sleep(1)
+            await anyio.sleep(0.03)
             slots.attained("long", 1)
             slots.attained("unknown", 1)
 
