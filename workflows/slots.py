@@ -193,6 +193,10 @@ class Slots:
         """The rank of what waits or runs; None once it has ended."""
         return self._scheduler.standing(turn.ticket_id)
 
+    def remaining_s(self, run_id: str) -> float:
+        """Seconds of service that a run probably still needs. Raises UnknownRun."""
+        return self._scheduler.remaining_service_s(run_id)
+
     def usual_profile(self, resource: str) -> str:
         """By which to predict work of which only the resource is known yet."""
         return self._last_profiles.get(resource, resource)
