@@ -104,8 +104,8 @@ class Slots:
         self.waits: dict[str, Waits] = {}
         self.on_reprioritise: Callable[[str, float], None] = lambda _id, _s: None
         self._scheduler = Scheduler(CostsOfModels(self.profiler), self.parameters, weights=weights)
-        self._resources = {one.resource: one for one in resources}
-        self._events: list[Event] = list(self._resources.values())
+        self.resources = {one.resource: one for one in resources}
+        self._events: list[Event] = list(self.resources.values())
         self._patience_s = patience_s
         self._open: dict[str, OpenTicket] = {}
         self._running: dict[int, _Running] = {}
@@ -122,7 +122,7 @@ class Slots:
         await self._group.__aenter__()
         self._flush()
         self._group.start_soon(self._tick)
-        for one in self._resources.values():
+        for one in self.resources.values():
             if not one.num_slots:
                 self._group.start_soon(self._lose_patience, one)
         return self
@@ -149,16 +149,14 @@ class Slots:
 
     def set_slots(self, resource: str, num_slots: int) -> None:
         """A resource has this many slots from now on."""
-        changed = self._resources[resource] = replace(
-            self._resources[resource], num_slots=num_slots
-        )
+        changed = self.resources[resource] = replace(self.resources[resource], num_slots=num_slots)
         self.tell(changed)
         if not num_slots and self._group is not None:
             self._group.start_soon(self._lose_patience, changed)
 
     async def _lose_patience(self, without: CapacityChanged) -> None:
         await anyio.sleep(self._patience_s)
-        if self._resources[without.resource] is without:
+        if self.resources[without.resource] is without:
             self.set_slots(without.resource, 1)
 
     def attained(self, work_id: str, num_outputs: int) -> None:
