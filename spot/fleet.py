@@ -246,11 +246,10 @@ class Fleet:
             self._note_idle()
 
     def reprioritise(self, generation_id: str, head_start_s: float) -> None:
-        """Let a generation count as having come so much earlier than now. Unknown ones are ignored.
-
-        One that is in an engine already keeps its place there until its next sub-node.
+        """Let a generation count as having come so much earlier than it did. Unknown ones are
+        ignored. One that is in an engine already keeps its place there until its next sub-node.
         """
-        self.state.reprioritise(generation_id, self._now_s() - head_start_s)
+        self.state.reprioritise(generation_id, head_start_s)
 
     async def wait_ready(self) -> EngineCard:
         """Until the first pipeline is ready. Raises EngineFailed once none can ever be."""

@@ -34,15 +34,16 @@ class IllegalTransition(ValueError):
 class Live:
     """A generation in flight.
 
-    due_s: when it came, less its head start. output: what it has put out so far. leg: how often it
-    was started. num_leg_tokens: since the last start. num_fruitless: pipelines lost in a row without
-    a token in between.
+    came_s, due_s: when it came, and that less its head start. output: what it has put out so far.
+    leg: how often it was started. num_leg_tokens: since the last start. num_fruitless: pipelines
+    lost in a row without a token in between.
     avoids: these pipelines; it is tried elsewhere first.
     next_boundary: number of output tokens at which its sub-node ends.
     """
 
     generation: Generation
     order: int
+    came_s: float = 0.0
     due_s: float = 0.0
     output: list[int] = field(default_factory=list)
     pipeline_id: str | None = None

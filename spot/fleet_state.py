@@ -54,8 +54,13 @@ class FleetState:
         if not any(p.state == "serving" for p in self.pipelines.values()):
             raise EngineUnavailable("no pipeline takes work now")
         self._num_arrived += 1
-        due_s = now_s - (generation.head_start_s or 0.0)
-        live = Live(generation, self._num_arrived, due_s, output=list(generation.output_token_ids))
+        live = Live(
+            generation,
+            self._num_arrived,
+            now_s,
+            now_s - (generation.head_start_s or 0.0),
+            list(generation.output_token_ids),
+        )
         if not self._can_ever_resume(live):
             return [Fail(live, EngineFailed(f"no{_NO_EXACT_RESUME}"))]
         self.lives[generation.id] = live
@@ -71,12 +76,13 @@ class FleetState:
             if pipeline.state == "serving"
         )
 
-    def reprioritise(self, generation_id: str, due_s: float) -> None:
-        """A generation counts as having come then: at once if it waits, from its next boundary on
-        if it runs. Unknown ones are ignored."""
+    def reprioritise(self, generation_id: str, head_start_s: float) -> None:
+        """A generation counts as having come so much earlier than it did: at once if it waits, from
+        its next boundary on if it runs. Unknown ones are ignored."""
         live = self.lives.get(generation_id)
         if live is None:
             return
+        due_s = live.came_s - head_start_s
         if live.pipeline_id is not None:
             live.due_s = due_s
             return

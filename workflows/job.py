@@ -30,8 +30,8 @@ class NodeKey(NamedTuple):
 
 
 class Slot:
-    """A slot that work holds. head_start_s: how much earlier than now it counts as having come,
-    among other work of its engine (below 0: later).
+    """A slot that work holds. head_start_s: how much earlier than it was given it counts as having
+    come, among other work of its engine (below 0: later).
 
     size: what the work turned out to be, if that was not known before; the holder sets it.
     """

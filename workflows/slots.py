@@ -40,7 +40,7 @@ from workflows.scheduling.messages import (
     TicketLeft,
     TicketReady,
 )
-from workflows.scheduling.parameters import PolicyName, SchedulerParameters, preset
+from workflows.scheduling.parameters import SchedulerParameters, preset
 from workflows.scheduling.pool import PoolStatistics
 from workflows.scheduling.ranking import Standing
 from workflows.scheduling.scheduler import Scheduler
@@ -55,8 +55,6 @@ DEFAULT_RESOURCES = (
     CapacityChanged(resource="http", num_slots=64),
     CapacityChanged(resource="web_search", num_slots=8),
 )
-# Their keys are times, which can be compared with the arrival of work that is not scheduled here.
-_KEY_IS_TIME: frozenset[PolicyName] = frozenset({"hera", "fcfs", "topology"})
 # Parts into which items may be cut, to be done sooner.
 _MAX_SPLIT = 4
 _UNWANTED = NodeFailed("nobody waits for it", code="cancelled", is_retryable=False)
@@ -443,11 +441,10 @@ class Slots:
             self.on_reprioritise(work.work_id, self._head_start_s(running.tickets[0]))
 
     def _head_start_s(self, opened: OpenTicket) -> float:
-        """How much earlier than now it counts as having come, in the policy's eyes.
+        """How much earlier than it got its slot it counts as having come, in the policy's eyes.
 
-        Under a policy whose keys are no times, what has a slot counts by when it got that.
+        Not from the arrival of its run: a run of a thousand nodes would keep all that came later,
+        and is not scheduled here, out of the engine until its end.
         """
         standing = self.standing(opened.turn)
-        if standing is None or self.parameters.policy not in _KEY_IS_TIME:
-            return 0.0
-        return anyio.current_time() - standing.key
+        return 0.0 if standing is None else standing.gain_s

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.live_server import LiveServer
+from tests.clients.live_server import MAX_NUM_SEQS, LiveServer
 from tests.harness import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -101,3 +101,54 @@ def test_deltas_stream_while_the_node_runs(live: LiveServer) -> None:
     assert len(deltas) > 5
     assert deltas[0]["created_at"] < deltas[-1]["created_at"]
     assert "".join(e["text"] for e in deltas) == events[-1]["outputs"]["a"]["text"]
+
+
+def slots(live: LiveServer, name: str) -> int:
+    return int(live.metric(f"shuntyard_workflow_{name}", resource="llm"))
+
+
+def long(number: int) -> dict[str, Any]:
+    return llm(f"n{number}", f"Count from {number}.", max_tokens=1900, ignore_eos=True)
+
+
+def started_at(live: LiveServer, run_id: str) -> list[float]:
+    nodes = live.http.get(f"{PATH}/{run_id}/explain").json()["nodes"].values()
+    return [turn["started_at"] for node in nodes for turn in node["turns"]]
+
+
+def test_runs_share_the_slots_by_the_policy(live: LiveServer) -> None:
+    """All slots but one are held; who waits for that one is ranked."""
+    until(lambda: slots(live, "slots_used") == 0, within_s=30)
+    num_slots = slots(live, "slots")
+    assert num_slots >= MAX_NUM_SEQS
+    background = {"background": True}
+    holds = [long(number) for number in range(num_slots - 1)]
+    hold = live.http.post(PATH, json={"nodes": holds, **background}).json()
+    last = live.http.post(PATH, json={"nodes": [long(99)], **background}).json()
+    try:
+        until(lambda: slots(live, "slots_used") == num_slots, within_s=30)
+        runs: dict[int, list[str]] = {1: [], -1: []}
+        for number in range(5):
+            for priority, ids in runs.items():
+                node = llm("a", f"Say {number} and {priority}.", priority=3 * priority)
+                ids.append(live.http.post(PATH, json={"nodes": [node], **background}).json()["id"])
+        until(lambda: slots(live, "queue_length") == 10, within_s=30)
+        # A more urgent chat takes the seat of one of them, at the end of its sub-node.
+        body = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2, "priority": -9}
+        assert live.http.post("/v1/chat/completions", json=body, timeout=120).status_code == 200
+        live.http.post(f"{PATH}/{last['id']}/cancel", json={})
+        # The seat is taken again within a second.
+        until(lambda: slots(live, "queue_length") == 9, within_s=1.0)
+        for run_id in (*runs[1], *runs[-1]):
+            path = f"{PATH}/{run_id}"
+            until(lambda p=path: live.http.get(p).json()["status"] == "completed", within_s=60)  # type: ignore[misc]
+        urgent, patient = (
+            [at_s for run_id in runs[priority] for at_s in started_at(live, run_id)]
+            for priority in (-1, 1)
+        )
+        assert len(urgent) == len(patient) == 5
+        assert max(urgent) <= min(patient)
+    finally:
+        live.http.post(f"{PATH}/{hold['id']}/cancel", json={})
+    until(lambda: num_running(live) == 0, within_s=1.0)
+    assert slots(live, "slots_used") == 0

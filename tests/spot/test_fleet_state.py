@@ -291,16 +291,15 @@ def test_what_waits_can_be_ranked_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_start_s", "due_s", "yields"),
+    ("head_start_s", "then_s", "yields"),
     [
-        (0.0, None, False),  # a twin has no claim
-        (0.0, 9.0, False),  # within the margin
-        (0.0, 20.0, True),
-        (None, 20.0, False),  # a plain one keeps its seat
+        (0.0, 0.0, False),  # within the margin
+        (0.0, -1.0, True),
+        (None, -1.0, False),  # a plain one keeps its seat
     ],
 )
 def test_a_ranked_generation_yields_its_seat_between_two_sub_nodes(
-    head_start_s: float | None, due_s: float | None, yields: bool
+    head_start_s: float | None, then_s: float, yields: bool
 ) -> None:
     policy = FailoverPolicy(lookahead=0.0, subnode_tokens=4)
     state = state_with(1, policy=policy)
@@ -309,8 +308,7 @@ def test_a_ranked_generation_yields_its_seat_between_two_sub_nodes(
     emit(state, live, 1, 10.1)
     state.submit(generation("next", head_start_s=0.5), 10.2)
     state.submit(generation("waiting", head_start_s=0.6), 10.2)
-    if due_s is not None:
-        state.reprioritise("running", due_s)
+    state.reprioritise("running", then_s)
     commands = emit(state, live, 40, 10.3)
     assert any(isinstance(one, Stop) for one in commands) == yields
 
@@ -395,10 +393,10 @@ class Fleets(RuleBasedStateMachine):
         self.carry_out(commands)
 
     @precondition(lambda self: self.state.lives)
-    @rule(data=st.data(), due_s=st.floats(-5.0, 50.0))
-    def reprioritise(self, data: st.DataObject, due_s: float) -> None:
+    @rule(data=st.data(), head_start_s=st.floats(-5.0, 50.0))
+    def reprioritise(self, data: st.DataObject, head_start_s: float) -> None:
         name = data.draw(st.sampled_from(sorted(self.state.lives)))
-        self.state.reprioritise(name, due_s)
+        self.state.reprioritise(name, head_start_s)
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), num_tokens=st.integers(1, 3))
