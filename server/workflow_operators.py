@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
-import orjson
 
 from server.endpoints.chat import ChatCompletions, ChatJob, WholeChoice
 from server.gateway import Gateway
@@ -95,7 +94,7 @@ class LlmOperator:
         limit = params.get("max_completion_tokens") or params.get("max_tokens")
         if isinstance(limit, int):
             expected_outputs = min(expected_outputs, limit)
-        return Size(expected_outputs, len(orjson.dumps(params)) / 4)
+        return Size(expected_outputs, len(str(params)) / 4)
 
     async def run(self, params: LlmParams, context: NodeContext) -> NodeResult:
         record = RequestRecord(

@@ -57,7 +57,6 @@ DEFAULT_RESOURCES = (
 )
 # Parts into which items may be cut, to be done sooner.
 _MAX_SPLIT = 4
-_UNWANTED = NodeFailed("nobody waits for it", code="cancelled", is_retryable=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -279,7 +278,8 @@ class Slots:
         del opened.jobs[job], job.tickets[opened.ticket.id]
         if not opened.jobs:
             # Whoever comes now must not wait for what is being stopped.
-            self._abandon(opened, _UNWANTED)
+            failure = NodeFailed("nobody waits for it", code="cancelled", is_retryable=False)
+            self._abandon(opened, failure)
 
     def finish_single(
         self,
