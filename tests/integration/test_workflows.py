@@ -107,8 +107,14 @@ def slots(live: LiveServer, name: str) -> int:
     return int(live.metric(f"shuntyard_workflow_{name}", resource="llm"))
 
 
-def long(number: int) -> dict[str, Any]:
-    return llm(f"n{number}", f"Count from {number}.", max_tokens=1900, ignore_eos=True)
+def start(live: LiveServer, node: dict[str, Any]) -> str:
+    """The id of a run of one node."""
+    body = {"nodes": [node], "background": True}
+    return str(live.http.post(PATH, json=body).json()["id"])
+
+
+def cancel(live: LiveServer, run_id: str) -> None:
+    assert live.http.post(f"{PATH}/{run_id}/cancel", json={}).json()["status"] == "cancelled"
 
 
 def started_at(live: LiveServer, run_id: str) -> list[float]:
@@ -117,38 +123,39 @@ def started_at(live: LiveServer, run_id: str) -> list[float]:
 
 
 def test_runs_share_the_slots_by_the_policy(live: LiveServer) -> None:
-    """All slots but one are held; who waits for that one is ranked."""
+    """All slots are held; of those who wait, the more urgent ones get what comes free."""
     until(lambda: slots(live, "slots_used") == 0, within_s=30)
+    # More than seats, so that a seat that comes free is taken in the next step.
+    until(lambda: slots(live, "slots") > MAX_NUM_SEQS, within_s=30)
     num_slots = slots(live, "slots")
-    assert num_slots >= MAX_NUM_SEQS
-    background = {"background": True}
-    holds = [long(number) for number in range(num_slots - 1)]
-    hold = live.http.post(PATH, json={"nodes": holds, **background}).json()
-    last = live.http.post(PATH, json={"nodes": [long(99)], **background}).json()
-    try:
-        until(lambda: slots(live, "slots_used") == num_slots, within_s=30)
-        runs: dict[int, list[str]] = {1: [], -1: []}
-        for number in range(5):
-            for priority, ids in runs.items():
-                node = llm("a", f"Say {number} and {priority}.", priority=3 * priority)
-                ids.append(live.http.post(PATH, json={"nodes": [node], **background}).json()["id"])
-        until(lambda: slots(live, "queue_length") == 10, within_s=30)
-        # A more urgent chat takes the seat of one of them, at the end of its sub-node.
-        body = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2, "priority": -9}
-        assert live.http.post("/v1/chat/completions", json=body, timeout=120).status_code == 200
-        live.http.post(f"{PATH}/{last['id']}/cancel", json={})
-        # The seat is taken again within a second.
-        until(lambda: slots(live, "queue_length") == 9, within_s=1.0)
-        for run_id in (*runs[1], *runs[-1]):
-            path = f"{PATH}/{run_id}"
-            until(lambda p=path: live.http.get(p).json()["status"] == "completed", within_s=60)  # type: ignore[misc]
-        urgent, patient = (
-            [at_s for run_id in runs[priority] for at_s in started_at(live, run_id)]
-            for priority in (-1, 1)
-        )
-        assert len(urgent) == len(patient) == 5
-        assert max(urgent) <= min(patient)
-    finally:
-        live.http.post(f"{PATH}/{hold['id']}/cancel", json={})
+    holds = []
+    for number in range(num_slots):
+        node = llm("n", f"Count from {number}.", max_tokens=1900, ignore_eos=True)
+        holds.append(start(live, node))
+        until(lambda n=number: slots(live, "slots_used") == n + 1, within_s=30)  # type: ignore[misc]
+    runs: dict[int, list[str]] = {3: [], -3: []}
+    for number in range(5):
+        for priority, ids in runs.items():
+            ids.append(start(live, llm("a", f"Say {number}.", seed=priority, priority=priority)))
+    until(lambda: slots(live, "queue_length") == 10, within_s=30)
+    # A more urgent chat takes the seat of one of them, at the end of its sub-node.
+    body = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2, "priority": -9}
+    assert live.http.post("/v1/chat/completions", json=body, timeout=120).status_code == 200
+    # One that generates, and the two that wait in the engine.
+    for run_id in (holds.pop(0), holds.pop(), holds.pop()):
+        num_queued = slots(live, "queue_length")
+        cancel(live, run_id)
+        until(lambda n=num_queued: slots(live, "queue_length") < n, within_s=1.0)  # type: ignore[misc]
+    for run_id in (*runs[3], *runs[-3]):
+        path = f"{PATH}/{run_id}"
+        until(lambda p=path: live.http.get(p).json()["status"] == "completed", within_s=120)  # type: ignore[misc]
+    urgent, patient = (
+        [at_s for run_id in runs[priority] for at_s in started_at(live, run_id)]
+        for priority in (-3, 3)
+    )
+    assert len(urgent) == len(patient) == 5
+    assert max(urgent) <= min(patient)
+    for run_id in holds:
+        cancel(live, run_id)
     until(lambda: num_running(live) == 0, within_s=1.0)
     assert slots(live, "slots_used") == 0
