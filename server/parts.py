@@ -8,6 +8,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,9 @@ from server.settings import Settings, SettingsError
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer, read_chat_template, read_generation_config
 from server.version import VERSION
+from server.workflow_metrics import WorkflowMetrics
 from server.workflow_resources import WorkflowResources
+from server.workflow_scheduling import build_service, build_slots
 from spot.engines.base import Engine
 from spot.engines.pooling import PoolingConfig, PoolingEngine
 from spot.engines.vllm_compat.flags import read_engine_flags
@@ -85,8 +88,18 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
         on_step=metrics.observe_step,
         planned=planned,
     )
-    fleet = Fleet(pipelines.at_start(), policy=_failover_policy(settings))
+    slots = build_slots(settings)
+    slots.set_slots("llm", 0)
+    fleet = Fleet(
+        pipelines.at_start(),
+        policy=_failover_policy(settings),
+        on_subnode=slots.attained,
+        on_capacity=partial(slots.set_slots, "llm"),
+    )
+    slots.on_reprioritise = fleet.reprioritise
     gateway = _build_gateway(settings, model, names, metrics, tokenizer, fleet, say)
+    gateway.workflows = build_service(settings, slots)
+    gateway.metrics.registry.register(WorkflowMetrics(gateway.workflows))
     gateway.further_engines = list(pooling_engines)
     gateway.metrics.registry.register(FleetMetrics(fleet))
     if gateway.journal is not None:
@@ -124,8 +137,6 @@ def build_resources(settings: Settings, models: ServedPoolingModels, say: Say) -
         identities=settings.journal_identities,
         http_policy=AddressPolicy.parse(settings.workflow_http_allow),
         searxng_url=settings.searxng_url,
-        max_batch=settings.workflow_max_batch,
-        batch_wait_s=settings.workflow_batch_wait,
     )
 
 

@@ -34,6 +34,7 @@ from server.settings import Settings, SettingsError
 from server.tracing import RequestTracer
 from spot.errors import EngineFailed, EngineMisconfigured
 from spot.fleet import Fleet
+from workflows.profile_file import ProfileFile
 
 logger = logging.getLogger("shuntyard")
 console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -205,6 +206,9 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
             await stack.enter_async_context(pooling_engine)
         await stack.enter_async_context(gateway.keeper)
         await stack.enter_async_context(parts.resources)
+        await stack.enter_async_context(
+            ProfileFile(gateway.workflows.slots.profiler, settings.workflow_profile_file)
+        )
         await stack.enter_async_context(gateway.workflows)
 
         async def announce() -> None:

@@ -23,6 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from server.workflow_scheduling import slots_by_resource, weights_by_tenant
 from spot.errors import ShuntyardError
 from workflows.outbound.addresses import AddressPolicy
 
@@ -303,6 +304,53 @@ class Settings(BaseSettings):
         ge=0,
         le=1,
     )
+    workflow_policy: Literal["hera", "fcfs", "srtf", "plas"] = _setting(
+        "hera",
+        "which ready node gets the next slot: hera (short and awaited ones first, with a bound on "
+        "waiting), fcfs (the first that was ready), srtf (of the run with the least work left), "
+        "plas (of the run that had the least service)",
+        group=WORKFLOWS,
+    )
+    workflow_preset: Literal["balanced", "short-first", "throughput", "tail-fairness"] = _setting(
+        "balanced",
+        "what the policy hera weighs most: short-first (low median), throughput, tail-fairness",
+        group=WORKFLOWS,
+    )
+    workflow_tenant_weights: Words = _setting(
+        [],
+        "shares of the slots when tenants compete, as TENANT=WEIGHT; 1 for those not named",
+        group=WORKFLOWS,
+    )
+    workflow_slots: Words = _setting(
+        [],
+        "nodes or batches at once, as RESOURCE=N (default: embed=1 rerank=1 search=8 http=64 "
+        "web_search=8; that of llm is what the pipelines take)",
+        group=WORKFLOWS,
+    )
+    workflow_max_active: int = _setting(
+        1000, "runs at once; further ones are refused", group=WORKFLOWS, ge=1
+    )
+    workflow_max_nested: int = _setting(
+        10_000, "runs inside one run (map, loop, workflow)", group=WORKFLOWS, ge=1
+    )
+    workflow_max_run_bytes: int = _setting(
+        64 * 1024 * 1024, "outputs of the nodes of one run, as JSON", group=WORKFLOWS, ge=1024
+    )
+    workflow_max_kept: int = _setting(
+        1000, "ended runs that can still be asked for", group=WORKFLOWS, ge=0
+    )
+    workflow_keep: float = _setting(
+        3600.0, "seconds for which they can be asked for", group=WORKFLOWS, ge=0
+    )
+    workflow_max_kept_bytes: int = _setting(
+        256 * 1024 * 1024, "outputs of all ended runs; then the oldest go", group=WORKFLOWS, ge=0
+    )
+    workflow_cache_bytes: int = _setting(
+        64 * 1024 * 1024,
+        "results of nodes with `cache` that are kept; those used longest ago go first",
+        group=WORKFLOWS,
+        ge=0,
+    )
     workflow_http_allow: Words = _setting(
         [],
         "addresses, ranges (10.1.0.0/16) and names (*.corp.example) inside, where http nodes may "
@@ -403,6 +451,18 @@ class Settings(BaseSettings):
         AddressPolicy.parse(value)
         return value
 
+    @field_validator("workflow_slots")
+    @classmethod
+    def _are_slots(cls, value: list[str]) -> list[str]:
+        slots_by_resource(value)
+        return value
+
+    @field_validator("workflow_tenant_weights")
+    @classmethod
+    def _are_weights(cls, value: list[str]) -> list[str]:
+        weights_by_tenant(value)
+        return value
+
     @field_validator("database_url")
     @classmethod
     def _is_postgres(cls, value: str | None) -> str | None:
@@ -457,6 +517,11 @@ class Settings(BaseSettings):
             return Path("/var/lib/shuntyard/workflows")
         base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return Path(base).expanduser() / "shuntyard" / "workflows"
+
+    @property
+    def workflow_profile_file(self) -> Path:
+        """Where it is kept what nodes' work takes."""
+        return self.workflow_data_folder / "profile.json"
 
     @property
     def journal_identities(self) -> dict[str, str]:

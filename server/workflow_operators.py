@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 import anyio
 
-from server.endpoints.chat import ChatCompletions, WholeChoice
+from server.endpoints.chat import ChatCompletions, ChatJob, WholeChoice
 from server.gateway import Gateway
 from server.generation_run import GenerationRun, usage
 from server.protocol.workflows import LlmParams
@@ -26,6 +27,7 @@ from workflows.operators.search import SearchOperator
 from workflows.operators.split import SplitOperator
 from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
 from workflows.operators.web_search import WebSearchOperator
+from workflows.scheduling.messages import Size
 from workflows.signature import Identity
 
 _ENDPOINT = "workflow:llm"
@@ -65,6 +67,7 @@ class LlmOperator:
 
     name = "llm"
     params = LlmParams
+    resources = ("llm",)
     outputs: Mapping[str, JsonType] = {
         "text": "string",
         "message": "object",
@@ -76,6 +79,7 @@ class LlmOperator:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._chat = ChatCompletions(gateway)
+        self._profile = f"llm:{gateway.model.root or gateway.model.names[0]}"
 
     def identity(self, params: LlmParams) -> Identity:
         """Everything in the request that the answer depends on, and the model."""
@@ -86,6 +90,13 @@ class LlmOperator:
             sampled="sampled: neither is temperature 0 nor is there a seed" if is_sampled else "",
             wants_deltas=bool(params.stream),
         )
+
+    def expected_size(self, params: Any, expected_outputs: float) -> Size:
+        """Before the prompt is known: a token for every four characters of the request."""
+        limit = params.get("max_completion_tokens") or params.get("max_tokens")
+        if isinstance(limit, int):
+            expected_outputs = min(expected_outputs, limit)
+        return Size(expected_outputs, len(str(params)) / 4)
 
     async def run(self, params: LlmParams, context: NodeContext) -> NodeResult:
         record = RequestRecord(
@@ -113,6 +124,39 @@ class LlmOperator:
     ) -> NodeResult:
         raw = params.model_dump(mode="json", exclude_unset=True, exclude={"prompt"})
         job = await self._chat.prepare(params, raw, record)
+        (generation,) = job.generations
+        num_prompt_tokens = len(job.prompt_token_ids)
+        limit = generation.sampling.max_tokens
+        expected = context.job.expected_outputs(self._profile, limit=limit)
+        async with context.job.slot(
+            "llm",
+            profile=self._profile,
+            size=Size(expected, num_prompt_tokens),
+            priority=generation.priority,
+            work_id=generation.id,
+        ) as slot:
+            generation.head_start_s = slot.head_start_s
+            answer = await self._generated(job, params, record, context)
+            slot.size = Size(record.num_output_tokens, num_prompt_tokens)
+        message = answer["message"]
+        record.finish_reasons = [answer["finish_reason"]]
+        counts = {name: count for name, count in usage(record).items() if isinstance(count, int)}
+        return NodeResult(
+            output={
+                "text": message["content"] or "",
+                "message": message,
+                "tool_calls": message.get("tool_calls", []),
+                "reasoning": message.get("reasoning", ""),
+                "finish_reason": answer["finish_reason"],
+            },
+            usage={**counts, "cached_tokens": record.num_cached_tokens},
+            may_be_kept=answer["finish_reason"] != "length",
+        )
+
+    async def _generated(
+        self, job: ChatJob, params: LlmParams, record: RequestRecord, context: NodeContext
+    ) -> dict[str, Any]:
+        """The answer's choice, whole."""
         run = GenerationRun(
             self._gateway,
             record,
@@ -128,18 +172,4 @@ class LlmOperator:
                     choice.add(piece)
                     if piece.content:
                         context.emit(piece.content)
-        answer = choice.render()
-        message = answer["message"]
-        record.finish_reasons = [answer["finish_reason"]]
-        counts = {name: count for name, count in usage(record).items() if isinstance(count, int)}
-        return NodeResult(
-            output={
-                "text": message["content"] or "",
-                "message": message,
-                "tool_calls": message.get("tool_calls", []),
-                "reasoning": message.get("reasoning", ""),
-                "finish_reason": answer["finish_reason"],
-            },
-            usage={**counts, "cached_tokens": record.num_cached_tokens},
-            may_be_kept=answer["finish_reason"] != "length",
-        )
+        return choice.render()

@@ -33,8 +33,6 @@ class WorkflowResources:
         identities: Mapping[str, str],
         http_policy: AddressPolicy,
         searxng_url: str | None,
-        max_batch: int = 64,
-        batch_wait_s: float = 0.003,
     ) -> None:
         self.database = database
         self.store = CollectionStore(
@@ -43,7 +41,7 @@ class WorkflowResources:
         self.templates = TemplateStore(
             database, identity_of=lambda tenant: identities.get(tenant, tenant)
         )
-        self.items = PooledItems(models, max_batch=max_batch, max_wait_s=batch_wait_s)
+        self.items = PooledItems(models)
         self.http = OutboundClient(http_policy)
         self._search_client = OutboundClient(AddressPolicy.everywhere())
         self.web_search: WebSearch | None = None
@@ -55,7 +53,6 @@ class WorkflowResources:
         await self._stack.enter_async_context(self.database)
         await self._stack.enter_async_context(self.http)
         await self._stack.enter_async_context(self._search_client)
-        await self._stack.enter_async_context(self.items)
         return self
 
     async def __aexit__(

@@ -25,7 +25,7 @@ class Dispatcher:
         self._policy = policy
         self._router = router
         self._pipelines = pipelines
-        self._waiting: list[tuple[tuple[int, int], Live]] = []
+        self._waiting: list[tuple[tuple[int, float, int], Live]] = []
 
     @property
     def num_waiting(self) -> int:
@@ -69,19 +69,20 @@ class Dispatcher:
         return commands
 
     def has_room(self, pipeline: Pipeline) -> bool:
-        lookahead = max(1, int(pipeline.num_seats * self._policy.lookahead))
-        return len(pipeline.legs) < pipeline.num_seats + lookahead
+        return len(pipeline.legs) < self.limit(pipeline)
 
-    def most_urgent_without_seat(self, pipeline: Pipeline, now_s: float) -> int | None:
-        """The priority of whoever would take a seat of this pipeline first, or None."""
-        found: list[int] = []
+    def limit(self, pipeline: Pipeline) -> int:
+        """Generations that are given to a pipeline at once."""
+        return pipeline.num_seats + max(1, int(pipeline.num_seats * self._policy.lookahead))
+
+    def most_urgent_without_seat(self, pipeline: Pipeline, now_s: float) -> Live | None:
+        """Whoever would take a seat of this pipeline first, or None."""
+        found: list[Live] = []
         if len(pipeline.legs) > pipeline.num_seats:
-            found += [o.generation.priority for o in pipeline.legs.values() if not o.num_leg_tokens]
+            found += [other for other in pipeline.legs.values() if not other.num_leg_tokens]
         if pipeline.state == "serving" and self._waiting and not self.has_room(pipeline):
-            found += [
-                w.generation.priority for _, w in self._waiting[:1] if w.not_before_s <= now_s
-            ]
-        return min(found, default=None)
+            found += [live for _, live in self._waiting[:1] if live.not_before_s <= now_s]
+        return min(found, key=lambda live: live.rank, default=None)
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -145,6 +145,7 @@ class Fleet:
 
     on_subnode: is told the id of a generation and the tokens that it attained, after each sub-node
         and at its end.
+    on_capacity: is told how many generations the pipelines take at once, when that changes.
     """
 
     def __init__(
@@ -153,11 +154,14 @@ class Fleet:
         *,
         policy: FailoverPolicy | None = None,
         on_subnode: Callable[[str, int], None] | None = None,
+        on_capacity: Callable[[int], None] | None = None,
     ) -> None:
         self.state = FleetState(policy)
         self.events = FleetEvents()
         self._specs = specs
         self._on_subnode = on_subnode
+        self._on_capacity = on_capacity
+        self._num_admitted: int | None = None
         self._members: dict[str, _Member] = {}
         self._flights: dict[str, _Flight] = {}
         self._card: EngineCard | None = None
@@ -240,6 +244,12 @@ class Fleet:
         if self._flights.pop(generation_id, None) is not None:
             self._carry_out(self.state.cancelled(generation_id, self._now_s()))
             self._note_idle()
+
+    def reprioritise(self, generation_id: str, head_start_s: float) -> None:
+        """Let a generation count as having come so much earlier than it did. Unknown ones are
+        ignored. One that is in an engine already keeps its place there until its next sub-node.
+        """
+        self.state.reprioritise(generation_id, head_start_s)
 
     async def wait_ready(self) -> EngineCard:
         """Until the first pipeline is ready. Raises EngineFailed once none can ever be."""
@@ -446,6 +456,13 @@ class Fleet:
                     self._members[pipeline_id].spec.engine.kill(reason)
                 case Retire(pipeline_id):
                     self._retire(pipeline_id)
+        self._note_capacity()
+
+    def _note_capacity(self) -> None:
+        num_admitted = self.state.num_admitted
+        if self._on_capacity is not None and num_admitted != self._num_admitted:
+            self._num_admitted = num_admitted
+            self._on_capacity(num_admitted)
 
     def _start(self, live: Live, pipeline_id: str) -> None:
         generation_id = live.generation.id

@@ -34,14 +34,17 @@ class IllegalTransition(ValueError):
 class Live:
     """A generation in flight.
 
-    output: what it has put out so far. leg: how often it was started. num_leg_tokens: since the
-    last start. num_fruitless: pipelines lost in a row without a token in between.
+    came_s, due_s: when it came, and that less its head start. output: what it has put out so far.
+    leg: how often it was started. num_leg_tokens: since the last start. num_fruitless: pipelines
+    lost in a row without a token in between.
     avoids: these pipelines; it is tried elsewhere first.
     next_boundary: number of output tokens at which its sub-node ends.
     """
 
     generation: Generation
     order: int
+    came_s: float = 0.0
+    due_s: float = 0.0
     output: list[int] = field(default_factory=list)
     pipeline_id: str | None = None
     leg: int = 0
@@ -57,9 +60,18 @@ class Live:
     next_boundary: int = 1
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, float, int]:
         """Lower goes first."""
-        return self.generation.priority, self.order
+        return self.generation.priority, self.due_s, self.order
+
+    def yields_to(self, other: Live, margin_s: float) -> bool:
+        """Whether it gives its seat to another one that waits.
+
+        To one of a lower priority; a ranked one also to one that is due earlier by a margin.
+        """
+        if other.generation.priority != self.generation.priority:
+            return other.generation.priority < self.generation.priority
+        return self.generation.head_start_s is not None and other.due_s + margin_s < self.due_s
 
     @property
     def remaining(self) -> Generation:

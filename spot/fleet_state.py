@@ -54,12 +54,41 @@ class FleetState:
         if not any(p.state == "serving" for p in self.pipelines.values()):
             raise EngineUnavailable("no pipeline takes work now")
         self._num_arrived += 1
-        live = Live(generation, self._num_arrived, output=list(generation.output_token_ids))
+        live = Live(
+            generation,
+            self._num_arrived,
+            now_s,
+            now_s - (generation.head_start_s or 0.0),
+            list(generation.output_token_ids),
+        )
         if not self._can_ever_resume(live):
             return [Fail(live, EngineFailed(f"no{_NO_EXACT_RESUME}"))]
         self.lives[generation.id] = live
         self._dispatcher.enqueue(live)
         return self._dispatch(now_s)
+
+    @property
+    def num_admitted(self) -> int:
+        """Generations that the pipelines take at once."""
+        return sum(
+            self._dispatcher.limit(pipeline)
+            for pipeline in self.pipelines.values()
+            if pipeline.state == "serving"
+        )
+
+    def reprioritise(self, generation_id: str, head_start_s: float) -> None:
+        """A generation counts as having come so much earlier than it did: at once if it waits, from
+        its next boundary on if it runs. Unknown ones are ignored."""
+        live = self.lives.get(generation_id)
+        if live is None:
+            return
+        due_s = live.came_s - head_start_s
+        if live.pipeline_id is not None:
+            live.due_s = due_s
+            return
+        self._dispatcher.withdraw(live)
+        live.due_s = due_s
+        self._dispatcher.enqueue(live)
 
     def progressed(self, live: Live, num_tokens: int, now_s: float) -> list[Command]:
         """A generation put out tokens. Called for each delta, so it does little."""
@@ -290,7 +319,7 @@ class FleetState:
     def _at_boundary(self, live: Live, pipeline: Pipeline, now_s: float) -> list[Command]:
         """Give the seat up if somebody more urgent waits for one."""
         urgent = self._dispatcher.most_urgent_without_seat(pipeline, now_s)
-        if urgent is None or urgent >= live.generation.priority:
+        if urgent is None or not live.yields_to(urgent, self.policy.subnode_s):
             return []
         if not live.can_go_on_at(pipeline):
             return []

@@ -63,6 +63,9 @@ class Generation(msgspec.Struct, omit_defaults=True):
     via: servers that it has come through, should it have come from one that has this as upstream.
     allow_inexact_resume: after the loss of its engine it may go on where penalties, constraints
         and seeds see only what comes after.
+    head_start_s: among generations of the same priority it counts as having come so much earlier
+        than it did (below 0: later), and may lose its seat to one that counts as earlier still.
+        None for one that has no rank beside its arrival.
     reasoning_ended: for constrained output behind a reasoning parser; None lets the engine
         find out.
     """
@@ -76,6 +79,7 @@ class Generation(msgspec.Struct, omit_defaults=True):
     output_token_ids: list[int] = []
     allow_inexact_resume: bool = False
     via: list[str] = []
+    head_start_s: float | None = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,11 +42,14 @@ from server.sampling import SamplingDefaults
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer
 from server.version import INSTANCE
+from server.workflow_metrics import WorkflowMetrics
 from spot.engines.base import Engine
 from spot.engines.scripted import Faults, Script, ScriptedEngine
 from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet, PipelineSpec
 from spot.generation import Generation
+from workflows.service import WorkflowService
+from workflows.slots import Slots
 
 MODEL = "demo"
 HOST = "127.0.0.1"
@@ -388,12 +391,19 @@ def serving(
             faults=faults,
         )
 
+    slots = Slots()
     engine = new_engine(faults)
     served: Engine = engine
     fleet: Fleet | None = None
     if spare:
         specs = [PipelineSpec("first", engine, 1e6), PipelineSpec("spare", new_engine(None))]
-        served = fleet = Fleet(specs, policy=policy)
+        served = fleet = Fleet(
+            specs,
+            policy=policy,
+            on_subnode=slots.attained,
+            on_capacity=partial(slots.set_slots, "llm"),
+        )
+        slots.on_reprioritise = fleet.reprioritise
     gateway = Gateway(
         model=ServedModel(
             names=list(names),
@@ -410,7 +420,9 @@ def serving(
         version="0.0-test",
         instance=instance,
         journal=Journal(journal, now_s=time.time) if isinstance(journal, Path) else journal,
+        workflows=WorkflowService(slots),
     )
+    gateway.metrics.registry.register(WorkflowMetrics(gateway.workflows))
     if gateway.journal is not None:
         gateway.journal.open()
         gateway.metrics.registry.register(JournalMetrics(gateway.journal))
@@ -435,6 +447,7 @@ def serving(
     assert gateway.admission.num_requests == 0, "a request was left in flight"
     assert gateway.admission.num_generations == 0, "a generation was left in flight"
     assert not gateway.live, "a run was left behind"
+    assert not gateway.workflows.num_active, "a workflow was left behind"
     assert thread.num_left_in_engine == 0, "a generation was left in the engine"
 
 

@@ -58,7 +58,11 @@ class NodeExecutor:
         with anyio.move_on_after(spec.timeout_s):
             reason = _why_not(start, identity)
             if reason or identity is None:
-                result = await _run(start, params, context, context.emit)
+                context.job.join(context.job.node)
+                try:
+                    result = await _run(start, params, context, context.emit)
+                finally:
+                    context.job.leave(context.job.node)
                 return Outcome(result=result, shared="none", reason=reason)
             return await self._shared(start, params, context, identity)
         message = f"took longer than {spec.timeout_s:g} s"
@@ -88,7 +92,7 @@ class NodeExecutor:
         if expected != "none":
             context.note_shared(expected)
         result, shared = await self._work.result(
-            key, work, emit=context.emit, ttl_s=ttl_s, tasks=self._tasks
+            key, work, job=context.job, emit=context.emit, ttl_s=ttl_s, tasks=self._tasks
         )
         if shared != "none":
             result = _without_cost(result)

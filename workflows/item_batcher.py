@@ -1,9 +1,9 @@
-"""Items of concurrent callers in common batches: texts to embed, pairs to score.
+"""Items of concurrent callers, equal ones once: texts to embed, pairs to score.
 
-While nothing runs, a batch starts at once with what is there; while one runs, items gather for a
-few milliseconds. Equal items of one tenant that are in flight are computed once; those of different
-tenants never are one. Each caller has its own fate: an item that cannot be worked on fails those
-who asked for it, and a caller who leaves takes along only what nobody else waits for.
+The scheduler says which items go together, and when (`workflows.slots`). Equal items of one tenant
+that are in flight are computed once; those of different tenants never are one. Each caller has its
+own fate: an item that cannot be worked on fails those who asked for it, and a caller who leaves
+takes along only what nobody else waits for.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import anyio
-from anyio.abc import TaskGroup
 
 from workflows.errors import NodeFailed
+from workflows.job import Job
 from workflows.pooling import BadItem
+from workflows.scheduling.messages import Size
+from workflows.tickets import ItemWork, OpenTicket
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class Batched(Generic[V]):
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[K, V]):
-    """One item in flight. batch: that computes it, once it has begun."""
+    """One item in flight. ticket: with which it waits for its batch."""
 
     tenant: str
     item: K
@@ -54,89 +56,78 @@ class _Entry(Generic[K, V]):
     value: V | None = None
     failure: NodeFailed | None = None
     num_waiters: int = 0
-    batch: _Batch[K, V] | None = None
+    ticket: OpenTicket | None = None
     is_charged: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Batch(Generic[K, V]):
-    entries: list[_Entry[K, V]]
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-
-
 class ItemBatcher(Generic[K, V]):
-    """Batches for one model.
+    """The items of one model.
 
-    work: computes a batch, value by value; raises BadItem or NodeFailed. group: runs the batches.
-    max_batch: items of one. max_wait_s: that an item waits for others while a batch runs.
+    work: computes a batch, value by value; raises BadItem or NodeFailed. resource, profile: see
+    `Job.items`. chars: the length of an item.
     """
 
     def __init__(
         self,
         work: Callable[[Sequence[K]], Awaitable[Sequence[V]]],
-        group: TaskGroup,
         *,
-        max_batch: int = 64,
-        max_wait_s: float = 0.003,
+        resource: str,
+        profile: str,
+        chars: Callable[[K], int],
     ) -> None:
         self._work = work
-        self._group = group
-        self._max_batch = max_batch
-        self._max_wait_s = max_wait_s
+        self._resource = resource
+        self._profile = profile
+        self._chars = chars
         self._in_flight: dict[tuple[str, K], _Entry[K, V]] = {}
-        self._pending: dict[_Entry[K, V], None] = {}
-        self._num_running = 0
-        self._is_flush_due = False
+        self._item_work = ItemWork(self._run, self._abandon)
         self.statistics = BatcherStatistics()
 
-    async def submit(self, tenant: str, items: Sequence[K]) -> list[Batched[V]]:
-        """The values of the items, in order. Raises NodeFailed, of the first item that failed.
-
-        Of a long list only two batches' worth is in flight at a time, so that others get between.
-        """
-        step = 2 * self._max_batch
-        results: list[Batched[V]] = []
-        for start in range(0, len(items), step):
-            results += await self._submit(tenant, items[start : start + step])
-        return results
-
-    async def _submit(self, tenant: str, items: Sequence[K]) -> list[Batched[V]]:
+    async def submit(self, job: Job, tenant: str, items: Sequence[K]) -> list[Batched[V]]:
+        """The values of the items, in order. Raises NodeFailed, of the first item that failed."""
         entries: dict[K, _Entry[K, V]] = {}
         for item in items:
             if item not in entries:
                 entries[item] = self._join(tenant, item)
         self.statistics.num_items += len(items)
-        self._flush_full()
         try:
-            for entry in entries.values():
-                await entry.done.wait()
-                if entry.failure is not None:
-                    raise _again(entry.failure)
+            await self._worked_on(job, list(entries.values()))
         finally:
             for entry in entries.values():
                 self._leave(entry)
         return [self._collected(entries[item]) for item in items]
 
+    async def _worked_on(self, job: Job, entries: list[_Entry[K, V]]) -> None:
+        """Until all have a value. Raises NodeFailed."""
+        new = [entry for entry in entries if entry.ticket is None]
+        also = {entry.ticket: None for entry in entries if entry.ticket is not None}
+        size = Size(len(new), sum(self._chars(entry.item) for entry in new))
+        async with job.items(
+            self._resource,
+            new,
+            profile=self._profile,
+            size=size,
+            also=tuple(also),
+            work=self._item_work,
+        ) as ticket:
+            for entry in new:
+                entry.ticket = ticket
+            for entry in entries:
+                await entry.done.wait()
+                if entry.failure is not None:
+                    raise _again(entry.failure)
+
     def _join(self, tenant: str, item: K) -> _Entry[K, V]:
         entry = self._in_flight.get((tenant, item))
         if entry is None:
-            entry = _Entry(tenant, item)
-            self._in_flight[tenant, item] = entry
-            self._pending[entry] = None
+            entry = self._in_flight[tenant, item] = _Entry(tenant, item)
         entry.num_waiters += 1
         return entry
 
     def _leave(self, entry: _Entry[K, V]) -> None:
         entry.num_waiters -= 1
-        if entry.num_waiters or entry.done.is_set():
-            return
-        if entry.batch is None:
-            self._pending.pop(entry, None)
+        if not entry.num_waiters and entry.ticket is None:
             self._forget(entry)
-        elif not any(one.num_waiters for one in entry.batch.entries if not one.done.is_set()):
-            for one in entry.batch.entries:
-                self._forget(one)
-            entry.batch.scope.cancel()
 
     def _collected(self, entry: _Entry[K, V]) -> Batched[V]:
         """The first who takes a value is the one that it was computed for."""
@@ -150,42 +141,12 @@ class ItemBatcher(Generic[K, V]):
         if self._in_flight.get(key) is entry:
             del self._in_flight[key]
 
-    def _flush_full(self) -> None:
-        """Start the batches that are full, and see to it that the rest starts soon."""
-        while len(self._pending) >= self._max_batch:
-            self._start_batch()
-        if self._pending and not self._is_flush_due:
-            self._is_flush_due = True
-            self._group.start_soon(self._flush, self._max_wait_s if self._num_running else 0.0)
-
-    async def _flush(self, delay_s: float) -> None:
-        await anyio.sleep(delay_s)  # also of nothing: others who are ready come first
-        self._is_flush_due = False
-        if self._pending:
-            self._start_batch()
-
-    def _start_batch(self) -> None:
-        entries = list(self._pending)[: self._max_batch]
-        batch = _Batch(entries)
+    async def _run(self, entries: Sequence[_Entry[K, V]]) -> None:
+        """Give every entry its value or its failure. Raises NodeFailed if the model is not there,
+        and leaves the entries to `_abandon`."""
         for entry in entries:
-            del self._pending[entry]
-            entry.batch = batch
-        self._num_running += 1
-        self._group.start_soon(self._run, batch)
-
-    async def _run(self, batch: _Batch[K, V]) -> None:
-        try:
-            with batch.scope:
-                await self._compute(batch.entries)
-        finally:
-            self._num_running -= 1
-            stopped = NodeFailed("the model was stopped", code="unavailable", is_retryable=True)
-            for entry in batch.entries:
-                if not entry.done.is_set():
-                    self._finish(entry, failure=stopped)
-
-    async def _compute(self, entries: list[_Entry[K, V]]) -> None:
-        """Give every entry its value or its failure."""
+            if not entry.num_waiters:
+                self._forget(entry)
         entries = [entry for entry in entries if entry.num_waiters]
         if not entries:
             return
@@ -195,28 +156,33 @@ class ItemBatcher(Generic[K, V]):
             values = await self._work([entry.item for entry in entries])
         except BadItem as bad:
             self._finish(entries[bad.index], failure=bad.failure)
-            await self._compute([*entries[: bad.index], *entries[bad.index + 1 :]])
+            await self._run([*entries[: bad.index], *entries[bad.index + 1 :]])
         except NodeFailed as failure:
-            await self._compute_failed(entries, failure)
+            await self._run_apart(entries, failure)
         except Exception:
             # The boundary of the model's own code: its bug ends these items, not the server.
             logger.exception("a batch of %d items failed", len(entries))
             bug = NodeFailed("internal error", code="internal_error", is_retryable=False)
-            for entry in entries:
-                self._finish(entry, failure=bug)
+            self._abandon(entries, bug)
         else:
             for entry, value in zip(entries, values, strict=True):
                 self._finish(entry, value=value)
 
-    async def _compute_failed(self, entries: list[_Entry[K, V]], failure: NodeFailed) -> None:
+    async def _run_apart(self, entries: list[_Entry[K, V]], failure: NodeFailed) -> None:
         """A model that is not there fails all; one item that it refuses is looked for."""
-        if failure.is_retryable or len(entries) == 1:
-            for entry in entries:
-                self._finish(entry, failure=failure)
+        if failure.is_retryable:
+            raise failure
+        if len(entries) == 1:
+            self._finish(entries[0], failure=failure)
             return
         middle = len(entries) // 2
-        await self._compute(entries[:middle])
-        await self._compute(entries[middle:])
+        await self._run(entries[:middle])
+        await self._run(entries[middle:])
+
+    def _abandon(self, entries: Sequence[_Entry[K, V]], failure: NodeFailed) -> None:
+        for entry in entries:
+            if not entry.done.is_set():
+                self._finish(entry, failure=failure)
 
     def _finish(
         self,

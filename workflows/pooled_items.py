@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
-
-import anyio
-from anyio.abc import TaskGroup
+from typing import Any, Generic, TypeVar
 
 from workflows.item_batcher import Batched, BatcherStatistics, ItemBatcher
+from workflows.operators.base import NodeContext
 from workflows.pooling import Computed, EmbeddingModel, Pair, PoolingModels, ScoringModel, Vector
 
 V = TypeVar("V")
@@ -26,37 +23,14 @@ class PooledAnswer(Generic[V]):
 
 
 class PooledItems:
-    """An async context manager that owns the batches of every model.
+    """The items of every model."""
 
-    max_batch, max_wait_s: see `ItemBatcher`.
-    """
-
-    def __init__(
-        self, models: PoolingModels, *, max_batch: int = 64, max_wait_s: float = 0.003
-    ) -> None:
+    def __init__(self, models: PoolingModels) -> None:
         self.models = models
-        self._max_batch = max_batch
-        self._max_wait_s = max_wait_s
         self._batchers: dict[_Key, ItemBatcher[Any, Any]] = {}
         # Equal keys are equal models; the latest is the one that is surely still there.
         self._embedders: dict[_Key, EmbeddingModel] = {}
         self._scorers: dict[_Key, ScoringModel] = {}
-        self._group: TaskGroup | None = None
-
-    async def __aenter__(self) -> Self:
-        self._group = anyio.create_task_group()
-        await self._group.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._group is not None
-        self._group.cancel_scope.cancel()
-        await self._group.__aexit__(exc_type, exc, traceback)
 
     @property
     def statistics(self) -> dict[str, BatcherStatistics]:
@@ -71,7 +45,12 @@ class PooledItems:
         return total
 
     async def embed(
-        self, tenant: str, model: EmbeddingModel, texts: Sequence[str], *, truncate: bool = False
+        self,
+        context: NodeContext,
+        model: EmbeddingModel,
+        texts: Sequence[str],
+        *,
+        truncate: bool = False,
     ) -> PooledAnswer[Vector]:
         """One vector for each text. Raises NodeFailed."""
 
@@ -81,10 +60,16 @@ class PooledItems:
         async def work(items: Sequence[str]) -> list[Computed[Vector]]:
             return await self._embedders[key].embed(items, truncate=truncate)
 
-        return _answer(await self._batcher(key, work).submit(tenant, texts))
+        batcher = self._batcher(key, work, resource="embed", chars=len)
+        return _answer(await batcher.submit(context.job, context.tenant, texts))
 
     async def score(
-        self, tenant: str, model: ScoringModel, pairs: Sequence[Pair], *, truncate: bool = False
+        self,
+        context: NodeContext,
+        model: ScoringModel,
+        pairs: Sequence[Pair],
+        *,
+        truncate: bool = False,
     ) -> PooledAnswer[float]:
         """One score for each pair. Raises NodeFailed."""
         key = ("score", model.name, model.revision, truncate)
@@ -93,17 +78,23 @@ class PooledItems:
         async def work(items: Sequence[Pair]) -> list[Computed[float]]:
             return await self._scorers[key].score(items, truncate=truncate)
 
-        return _answer(await self._batcher(key, work).submit(tenant, pairs))
+        batcher = self._batcher(key, work, resource="rerank", chars=_chars)
+        return _answer(await batcher.submit(context.job, context.tenant, pairs))
 
-    def _batcher(self, key: _Key, work: Any) -> ItemBatcher[Any, Any]:
+    def _batcher(
+        self, key: _Key, work: Any, *, resource: str, chars: Callable[[Any], int]
+    ) -> ItemBatcher[Any, Any]:
         batcher = self._batchers.get(key)
         if batcher is None:
-            assert self._group is not None, "used outside of its context"
-            batcher = ItemBatcher(
-                work, self._group, max_batch=self._max_batch, max_wait_s=self._max_wait_s
-            )
+            _, name, revision, truncate = key
+            profile = f"{resource}:{name}#{revision}{'-cut' if truncate else ''}"
+            batcher = ItemBatcher(work, resource=resource, profile=profile, chars=chars)
             self._batchers[key] = batcher
         return batcher
+
+
+def _chars(pair: Pair) -> int:
+    return len(pair[0]) + len(pair[1])
 
 
 def _answer(items: list[Batched[Computed[V]]]) -> PooledAnswer[V]:

@@ -22,8 +22,13 @@ from workflows.errors import InvalidWorkflow, NodeFailed, RunNotFound, TooManyRu
 from workflows.execution import NodeExecutor
 from workflows.operators.base import NodeContext, NodeResult
 from workflows.run_events import RunEvents
+from workflows.run_slots import RunSlots
 from workflows.run_state import Command, Happened, RunState, StartNode, StopNode
 from workflows.shared_work import SharedWork
+from workflows.slots import Slots
+
+# Of a cancelled one the scheduler learns with the end of its run.
+_NODE_ENDS = frozenset({"node.completed", "node.failed", "node.skipped"})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -31,14 +36,16 @@ class Run:
     """One run.
 
     wall_s: the wall clock when it was created. root: the outermost run around it, of which
-    num_nested counts those inside, and num_bytes what all their nodes have put out. ended: is set
-    once its last event was logged and all of its work has stopped.
+    num_nested counts those inside, and num_bytes what all their nodes have put out. slots: its
+    place in the scheduler. ended: is set once its last event was logged and all of its work has
+    stopped.
     """
 
     id: str
     tenant: str
     wall_s: float
     state: RunState
+    slots: RunSlots
     root: Run | None = None
     num_nested: int = 0
     num_bytes: int = 0
@@ -55,6 +62,7 @@ class Run:
 class WorkflowService:
     """An async context manager; leaving it cancels every run.
 
+    slots: where nodes get slots for their work; entered and left with the service.
     max_active: runs at once. max_kept, max_kept_s: how many ended runs can still be asked for, and
     for how long. max_cache_bytes: of results that equal nodes may use again.
     max_nested: runs inside one run, all together. max_run_bytes: of the outputs of one run's nodes,
@@ -63,6 +71,7 @@ class WorkflowService:
 
     def __init__(
         self,
+        slots: Slots | None = None,
         *,
         max_active: int = 1000,
         max_kept: int = 1000,
@@ -72,6 +81,7 @@ class WorkflowService:
         max_run_bytes: int = 64 * 1024 * 1024,
         max_kept_bytes: int = 256 * 1024 * 1024,
     ) -> None:
+        self.slots = slots or Slots()
         self._max_active = max_active
         self._max_kept = max_kept
         self._max_kept_s = max_kept_s
@@ -82,7 +92,7 @@ class WorkflowService:
         self._active: dict[str, Run] = {}
         self._kept: OrderedDict[str, Run] = OrderedDict()
         self._group: TaskGroup | None = None
-        self._shared_work = SharedWork(max_bytes=max_cache_bytes)
+        self.shared_work = SharedWork(max_bytes=max_cache_bytes)
         self._executor: NodeExecutor | None = None
 
     @property
@@ -90,9 +100,10 @@ class WorkflowService:
         return len(self._active)
 
     async def __aenter__(self) -> Self:
+        await self.slots.__aenter__()
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
-        self._executor = NodeExecutor(self._shared_work, self._group)
+        self._executor = NodeExecutor(self.shared_work, self._group)
         return self
 
     async def __aexit__(
@@ -105,7 +116,10 @@ class WorkflowService:
         for run in list(self._active.values()):
             self.cancel(run)
         self._group.cancel_scope.cancel()
-        await self._group.__aexit__(exc_type, exc, traceback)
+        try:
+            await self._group.__aexit__(exc_type, exc, traceback)
+        finally:
+            await self.slots.__aexit__(exc_type, exc, traceback)
 
     def submit(
         self,
@@ -136,11 +150,20 @@ class WorkflowService:
         """Raises InvalidWorkflow."""
         inputs = complete_inputs(workflow.spec, inputs)
         now_s = anyio.current_time()
+        run_id = f"run_{secrets.token_hex(12)}"
         run = Run(
-            id=f"run_{secrets.token_hex(12)}",
+            id=run_id,
             tenant=tenant,
             wall_s=wall_s,
             root=root,
+            slots=RunSlots(
+                self.slots,
+                workflow,
+                run_id=run_id,
+                root_id=run_id if root is None else root.id,
+                tenant=tenant,
+                now_s=now_s,
+            ),
             state=RunState(
                 workflow,
                 inputs,
@@ -178,6 +201,8 @@ class WorkflowService:
             match command:
                 case Happened(type=kind, node_id=node_id, data=data):
                     run.events.add(kind, node_id, data, now_s=now_s)
+                    if kind in _NODE_ENDS and node_id is not None:
+                        run.slots.node_ended(node_id)
                 case StartNode(node=node):
                     self._spawn(run, node.spec.id, self._work, run, command)
                 case StopNode(node_id=node_id):
@@ -211,6 +236,7 @@ class WorkflowService:
         if run._num_tasks or run.ended.is_set():
             return
         run.events.close()
+        run.slots.ended(is_completed=run.state.status == "completed")
         run.ended.set()
         if run.root is None:
             self._active.pop(run.id, None)
@@ -244,6 +270,7 @@ class WorkflowService:
             node_id=node_id,
             tenant=run.tenant,
             idempotency_key=f"{run.id}:{node_id}",
+            job=run.slots.job(node_id),
             attempt=start.attempt,
             emit=partial(_log, run, "node.delta", node_id, "text"),
             note_shared=partial(_log, run, "node.shared", node_id, "shared"),
@@ -292,6 +319,9 @@ class WorkflowService:
             await inner.ended.wait()
         finally:
             self.cancel(inner)
+            with anyio.CancelScope(shield=True):
+                # The run around it has not stopped before this one has.
+                await inner.ended.wait()
         failure = inner.state.failure
         if failure is not None:
             message = (

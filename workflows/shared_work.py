@@ -18,6 +18,7 @@ import orjson
 from anyio.abc import TaskGroup
 
 from workflows.errors import NodeFailed
+from workflows.job import Job, NodeKey
 from workflows.operators.base import NodeResult
 
 Emit = Callable[[str], None]
@@ -37,9 +38,11 @@ class _Subscriber:
 class _Group:
     """One execution, and those who wait for it.
 
-    owner: who accounts for its cost, once it is done: the first who still waits.
+    job: asks for slots for it, on behalf of all of them. owner: who accounts for its cost, once it
+    is done: the first who still waits.
     """
 
+    job: Job
     subscribers: dict[_Subscriber, None] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -74,6 +77,7 @@ class SharedWork:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self.num_bytes = 0
         self.num_executed = 0
+        self.num_shared: dict[Shared, int] = {"inflight": 0, "cache": 0}
 
     @property
     def num_running(self) -> int:
@@ -86,37 +90,48 @@ class SharedWork:
         return "inflight" if key in self._groups else "none"
 
     async def result(
-        self, key: str, work: Work, *, emit: Emit, ttl_s: float | None, tasks: TaskGroup
+        self,
+        key: str,
+        work: Work,
+        *,
+        job: Job,
+        emit: Emit,
+        ttl_s: float | None,
+        tasks: TaskGroup,
     ) -> tuple[NodeResult, Shared]:
         """The result of `work`, or of equal work, and where it came from.
 
-        emit: gets all text of the output, that from before this call at once. ttl_s: how old a kept
-        result may be, and whether this one is kept; None for no. tasks: where the work runs. Raises
-        the work's NodeFailed.
+        job: for the node that asks; it does the work, unless that runs already. emit: gets all text
+        of the output, that from before this call at once. ttl_s: how old a kept result may be, and
+        whether this one is kept; None for no. tasks: where the work runs. Raises the work's
+        NodeFailed.
         """
         kept = self._find(key, ttl_s)
         if kept is not None:
             self._kept.move_to_end(key)
+            self.num_shared["cache"] += 1
             if kept.said:
                 emit(kept.said)
             return kept.result, "cache"
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = _Group()
+            group = self._groups[key] = _Group(job)
             tasks.start_soon(self._execute, key, group, work)
-        return await self._subscribe(key, group, emit, ttl_s)
+        return await self._subscribe(key, group, job.node, emit, ttl_s)
 
     async def _subscribe(
-        self, key: str, group: _Group, emit: Emit, ttl_s: float | None
+        self, key: str, group: _Group, node: NodeKey, emit: Emit, ttl_s: float | None
     ) -> tuple[NodeResult, Shared]:
         subscriber = _Subscriber(emit)
         if group.said:
             emit("".join(group.said))
         group.subscribers[subscriber] = None
+        group.job.join(node)
         try:
             await group.done.wait()
         finally:
             del group.subscribers[subscriber]
+            group.job.leave(node)
             if not group.subscribers and not group.done.is_set():
                 group.scope.cancel()
                 # Whoever comes now must not wait for what is being stopped.
@@ -127,7 +142,10 @@ class SharedWork:
         assert group.result is not None
         if ttl_s is not None and group.result.may_be_kept:
             self._keep(key, group.result, "".join(group.said))
-        return group.result, "none" if group.owner is subscriber else "inflight"
+        if group.owner is subscriber:
+            return group.result, "none"
+        self.num_shared["inflight"] += 1
+        return group.result, "inflight"
 
     async def _execute(self, key: str, group: _Group, work: Work) -> None:
         self.num_executed += 1

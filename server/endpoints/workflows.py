@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
+import anyio
 import orjson
 from starlette.convertors import StringConvertor
 from starlette.types import Receive, Scope, Send
@@ -26,6 +27,7 @@ from workflows.picture import PictureNode, picture
 from workflows.run_events import RunEvent
 from workflows.run_state import Failure, NodeState
 from workflows.service import Run
+from workflows.slots import Slots
 
 _OPTIONS = frozenset(RunOptions.model_fields)
 
@@ -132,15 +134,22 @@ class OneRun:
 
 
 class ExplainRun:
-    """`GET /v1/workflows/{id}/explain`: of each node, whose work its result is, and why."""
+    """`GET /v1/workflows/{id}/explain`: of each node, whose work its result is, and why; and what
+    the scheduler made of its wishes for slots."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = _asked_for(self._gateway, scope)
+        slots = self._gateway.workflows.slots
         nodes = {
-            name: {"status": node.status, "shared": node.shared, "reason": node.shared_reason}
+            name: {
+                "status": node.status,
+                "shared": node.shared,
+                "reason": node.shared_reason,
+                "turns": _turns(run, name, slots),
+            }
             for name, node in run.state.nodes.items()
         }
         explained = {"id": run.id, "object": "workflow.run.explanation", "nodes": nodes}
@@ -168,6 +177,33 @@ class DocumentSchema:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, self._schema)
+
+
+def _turns(run: Run, node_id: str, slots: Slots) -> list[dict[str, Any]]:
+    """The slots that a node's last try asked for, in order. Ranks are of the present moment."""
+    job = run.slots.jobs.get(node_id)
+    now_s = anyio.current_time()
+    turns = []
+    for turn in [] if job is None else job.turns:
+        standing = slots.standing(turn)
+        until_s = now_s if turn.started_s is None else turn.started_s
+        turns.append(
+            {
+                "resource": turn.resource,
+                "items": turn.num_items,
+                "asked_at": _wall(run, turn.asked_s),
+                "waited_s": round(until_s - turn.asked_s, 6),
+                "started_at": _wall(run, turn.started_s),
+                "finished_at": _wall(run, turn.ended_s),
+                "batch_mates": turn.num_together - 1,
+                "split": turn.split,
+                "priority": turn.priority if turn.started_s is not None else None,
+                "remaining_s": None if standing is None else round(standing.remaining_s, 3),
+                "is_heavy": None if standing is None else standing.is_heavy,
+                "is_urgent": None if standing is None else standing.is_urgent,
+            }
+        )
+    return turns
 
 
 class CancelRun:

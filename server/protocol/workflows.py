@@ -125,12 +125,38 @@ class RunList(ResponseBody):
     data: list[RunHead]
 
 
+class ExplainedTurn(ResponseBody):
+    """A wish for slots, and what the scheduler made of it.
+
+    started_at: null while it waits. batch_mates: other wishes in the same batch. split: batches it
+    was cut into at once. priority: among turns of one moment lower went first. remaining_s: what
+    the run still needed, as predicted; null once the turn has ended, as the last two.
+    """
+
+    resource: str
+    items: int
+    asked_at: float
+    waited_s: float
+    started_at: float | None
+    finished_at: float | None
+    batch_mates: int
+    split: int
+    priority: int | None
+    remaining_s: float | None
+    is_heavy: bool | None
+    is_urgent: bool | None
+
+
 class ExplainedNode(ResponseBody):
-    """shared: whose work the result is: its own, that of an equal node then running, or kept."""
+    """shared: whose work the result is: its own, that of an equal node then running, or kept.
+
+    turns: the slots that its last try asked for; none where another node's work was shared.
+    """
 
     status: NodeStatus
     shared: Literal["none", "inflight", "cache"]
     reason: str
+    turns: list[ExplainedTurn]
 
 
 class RunExplanation(ResponseBody):

@@ -119,7 +119,9 @@ def live_server(*flags: str) -> Iterator[LiveServer]:
             server.close()
         return
     with tempfile.TemporaryDirectory(prefix="live-server-") as scratch:
-        server = start([*command(), *flags], log=Path(scratch) / "log")
+        # Not where a server of this machine keeps what it has learnt.
+        data = ("--workflow-data", str(Path(scratch) / "workflows"))
+        server = start([*command(), *data, *flags], log=Path(scratch) / "log")
         try:
             server.url = wait_until_ready(server)
             yield server

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.live_server import LiveServer
+from tests.clients.live_server import MAX_NUM_SEQS, LiveServer
 from tests.harness import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -122,3 +122,61 @@ def test_deltas_stream_while_the_node_runs(live: LiveServer) -> None:
     assert len(deltas) > 5
     assert deltas[0]["created_at"] < deltas[-1]["created_at"]
     assert "".join(e["text"] for e in deltas) == events[-1]["outputs"]["a"]["text"]
+
+
+def slots(live: LiveServer, name: str) -> int:
+    return int(live.metric(f"shuntyard_workflow_{name}", resource="llm"))
+
+
+def start(live: LiveServer, node: dict[str, Any]) -> str:
+    """The id of a run of one node."""
+    body = {"nodes": [node], "background": True}
+    return str(live.http.post(PATH, json=body).json()["id"])
+
+
+def cancel(live: LiveServer, run_id: str) -> None:
+    assert live.http.post(f"{PATH}/{run_id}/cancel", json={}).json()["status"] == "cancelled"
+
+
+def started_at(live: LiveServer, run_id: str) -> list[float]:
+    nodes = live.http.get(f"{PATH}/{run_id}/explain").json()["nodes"].values()
+    return [turn["started_at"] for node in nodes for turn in node["turns"]]
+
+
+def test_runs_share_the_slots_by_the_policy(live: LiveServer) -> None:
+    """All slots are held; of those who wait, the more urgent ones get what comes free."""
+    until(lambda: slots(live, "slots_used") == 0, within_s=30)
+    # More than seats, so that a seat that comes free is taken in the next step.
+    until(lambda: slots(live, "slots") > MAX_NUM_SEQS, within_s=30)
+    num_slots = slots(live, "slots")
+    holds = []
+    for number in range(num_slots):
+        node = llm("n", f"Count from {number}.", max_tokens=1900, ignore_eos=True)
+        holds.append(start(live, node))
+        until(lambda n=number: slots(live, "slots_used") == n + 1, within_s=30)  # type: ignore[misc]
+    runs: dict[int, list[str]] = {3: [], -3: []}
+    for number in range(5):
+        for priority, ids in runs.items():
+            ids.append(start(live, llm("a", f"Say {number}.", seed=priority, priority=priority)))
+    until(lambda: slots(live, "queue_length") == 10, within_s=30)
+    # A more urgent chat takes the seat of one of them, at the end of its sub-node.
+    body = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2, "priority": -9}
+    assert live.http.post("/v1/chat/completions", json=body, timeout=120).status_code == 200
+    # One that generates, and the two that wait in the engine.
+    for run_id in (holds.pop(0), holds.pop(), holds.pop()):
+        num_queued = slots(live, "queue_length")
+        cancel(live, run_id)
+        until(lambda n=num_queued: slots(live, "queue_length") < n, within_s=1.0)  # type: ignore[misc]
+    for run_id in (*runs[3], *runs[-3]):
+        path = f"{PATH}/{run_id}"
+        until(lambda p=path: live.http.get(p).json()["status"] == "completed", within_s=120)  # type: ignore[misc]
+    urgent, patient = (
+        [at_s for run_id in runs[priority] for at_s in started_at(live, run_id)]
+        for priority in (-3, 3)
+    )
+    assert len(urgent) == len(patient) == 5
+    assert max(urgent) <= min(patient)
+    for run_id in holds:
+        cancel(live, run_id)
+    until(lambda: num_running(live) == 0, within_s=1.0)
+    assert slots(live, "slots_used") == 0

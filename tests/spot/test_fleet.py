@@ -283,6 +283,35 @@ async def test_attained_service_is_told_after_each_sub_node() -> None:
     assert [tokens for _, tokens in told[1:]] == [8, 8, 7]
 
 
+async def test_the_capacity_is_told_whenever_it_changes() -> None:
+    told: list[int] = []
+    first, second = engine(max_num_seqs=8), engine(max_num_seqs=16)
+    async with fleet_of(first, second, on_capacity=told.append) as fleet:
+        await _until(lambda: told[-1:] == [27])
+        await generate(fleet, GREEDY)
+        assert told[-1] == 27
+        fleet.drain_pipeline("p0", deadline_s=None)
+        assert told[-1] == 18
+        second.die()
+        await _until(lambda: told[-1] == 0)
+        assert len(told) == len(set(told))
+
+
+async def test_what_is_ranked_anew_takes_the_seat_of_what_runs() -> None:
+    policy = FailoverPolicy(subnode_tokens=4)
+    whole = await uninterrupted(GREEDY)
+    async with fleet_of(engine(max_num_seqs=1, step_time_s=0.01), policy=policy) as fleet:
+        running = _submitted(fleet, GREEDY, "running", head_start_s=0.0)
+        await running.started.wait()
+        others = [_submitted(fleet, GREEDY, name, head_start_s=0.0) for name in ("b", "c")]
+        fleet.reprioritise("c", 100.0)
+        same(await others[1].output(), whole)
+        assert running.total is None or running.total.finish_reason is None
+        same(await running.output(), whole)
+        same(await others[0].output(), whole)
+        assert fleet.num_preemptions >= 1
+
+
 async def test_500_streams_over_three_pipelines_that_die_all_the_time() -> None:
     samplings = [CASES[name] for name in ("greedy", "seeded", "penalties")]
     wholes = [await uninterrupted(sampling) for sampling in samplings]

@@ -22,8 +22,20 @@ GREEDY = SamplingParams(max_tokens=100, temperature=0.0)
 SEEDED = SamplingParams(max_tokens=100, seed=1)
 
 
-def generation(name: str, *, sampling: SamplingParams = GREEDY, priority: int = 0) -> Generation:
-    return Generation(name, [ord(c) for c in name], sampling, priority=priority)
+def generation(
+    name: str,
+    *,
+    sampling: SamplingParams = GREEDY,
+    priority: int = 0,
+    head_start_s: float | None = None,
+) -> Generation:
+    return Generation(
+        name,
+        [ord(c) for c in name],
+        sampling,
+        priority=priority,
+        head_start_s=head_start_s,
+    )
 
 
 def state_with(
@@ -247,6 +259,70 @@ def test_weights_follow_what_is_seen() -> None:
     assert fast.correction / slow.correction == pytest.approx(2.0, rel=0.1)
 
 
+def test_a_head_start_counts_like_an_earlier_arrival() -> None:
+    """Among those of one priority; plain ones beside them keep the order in which they came."""
+    state = state_with(1)
+    for name in ("running", "ahead"):
+        state.submit(generation(name), 0.0)
+    order = []
+    for now_s, name, head_start_s in (
+        (1.0, "plain", None),
+        (2.0, "later", -3.0),
+        (3.0, "earlier", 2.5),
+        (4.0, "plain too", None),
+    ):
+        state.submit(generation(name, head_start_s=head_start_s), now_s)
+    state.submit(generation("urgent", priority=-1, head_start_s=-100.0), 5.0)
+    for name in ("running", "ahead", "urgent", "earlier", "plain"):
+        order += [started for started, _ in starts(state.finished(state.lives[name], 6.0))]
+    assert order == ["urgent", "earlier", "plain", "plain too", "later"]
+
+
+def test_what_waits_can_be_ranked_anew() -> None:
+    state = state_with(1)
+    for name in ("running", "ahead"):
+        state.submit(generation(name), 0.0)
+    for name in ("a", "b"):
+        state.submit(generation(name, head_start_s=0.0), 1.0)
+    state.reprioritise("b", 0.5)
+    state.reprioritise("unknown", 0.0)
+    state.check_invariants()
+    assert starts(state.finished(state.lives["running"], 2.0)) == [("b", "p0")]
+
+
+@pytest.mark.parametrize(
+    ("head_start_s", "then_s", "yields"),
+    [
+        (0.0, 0.0, False),  # within the margin
+        (0.0, -1.0, True),
+        (None, -1.0, False),  # a plain one keeps its seat
+    ],
+)
+def test_a_ranked_generation_yields_its_seat_between_two_sub_nodes(
+    head_start_s: float | None, then_s: float, yields: bool
+) -> None:
+    policy = FailoverPolicy(lookahead=0.0, subnode_tokens=4)
+    state = state_with(1, policy=policy)
+    state.submit(generation("running", head_start_s=head_start_s), 10.0)
+    live = state.lives["running"]
+    emit(state, live, 1, 10.1)
+    state.submit(generation("next", head_start_s=0.5), 10.2)
+    state.submit(generation("waiting", head_start_s=0.6), 10.2)
+    state.reprioritise("running", then_s)
+    commands = emit(state, live, 40, 10.3)
+    assert any(isinstance(one, Stop) for one in commands) == yields
+
+
+def test_what_the_pipelines_take_at_once_follows_their_states() -> None:
+    state = state_with(8, 16, policy=FailoverPolicy())
+    assert state.num_admitted == 9 + 18
+    state.add("starting")
+    state.drain("p0", cause="drained", deadline_s=None, now_s=0.0)
+    assert state.num_admitted == 18
+    state.lost("p1", "gone", 1.0)
+    assert state.num_admitted == 0
+
+
 class Fleets(RuleBasedStateMachine):
     """Anything may happen, in any order."""
 
@@ -304,16 +380,23 @@ class Fleets(RuleBasedStateMachine):
                 )
             )
 
-    @rule(priority=st.integers(0, 2))
-    def submit(self, priority: int) -> None:
+    @rule(priority=st.integers(0, 2), head_start_s=st.none() | st.floats(-5.0, 5.0))
+    def submit(self, priority: int, head_start_s: float | None) -> None:
         self.number += 1
-        name = f"g{self.number}"
+        given = generation(f"g{self.number}", priority=priority, head_start_s=head_start_s)
+        name = given.id
         try:
-            commands = self.state.submit(generation(name, priority=priority), self.now_s)
+            commands = self.state.submit(given, self.now_s)
         except EngineUnavailable:
             return
         self.born.add(name)
         self.carry_out(commands)
+
+    @precondition(lambda self: self.state.lives)
+    @rule(data=st.data(), head_start_s=st.floats(-5.0, 50.0))
+    def reprioritise(self, data: st.DataObject, head_start_s: float) -> None:
+        name = data.draw(st.sampled_from(sorted(self.state.lives)))
+        self.state.reprioritise(name, head_start_s)
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), num_tokens=st.integers(1, 3))

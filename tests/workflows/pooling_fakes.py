@@ -3,17 +3,88 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
 from workflows.errors import NodeFailed
+from workflows.job import Job, NodeKey, Slot
 from workflows.operators.base import NodeContext
 from workflows.pooling import BadItem, Computed, Pair, Vector
+from workflows.scheduling.messages import PlannedNode, RunArrived, RunEnded
+from workflows.slots import Slots
+from workflows.tickets import ItemWork
+
+RESOURCES = ("llm", "embed", "rerank", "search", "http", "web_search")
+
+
+class FreeJob:
+    """A job that has every slot that it asks for, at once."""
+
+    node = NodeKey("run_1", "n")
+
+    def join(self, node: NodeKey) -> None:
+        pass
+
+    def leave(self, node: NodeKey) -> None:
+        pass
+
+    @asynccontextmanager
+    async def slot(self, resource: str, **options: Any) -> AsyncIterator[Slot]:
+        yield Slot(0.0)
+
+    @asynccontextmanager
+    async def items(
+        self, resource: str, items: Sequence[Any], *, work: ItemWork, **options: Any
+    ) -> AsyncIterator[None]:
+        try:
+            await work.run(items)
+        except NodeFailed as failure:
+            work.abandon(items, failure)
+        yield None
+
+
+class Runs:
+    """Real slots, and runs of one node each that ask for them."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self._num_runs = 0
+
+    @contextmanager
+    def job(self, tenant: str = "t", *, resources: Sequence[str] = RESOURCES) -> Iterator[Job]:
+        """Of the only node of a run."""
+        self._num_runs += 1
+        node = NodeKey(f"run{self._num_runs}", "n")
+        parts = tuple(
+            PlannedNode(id=node.stage(resource), profile=resource, resource=resource)
+            for resource in resources
+        )
+        self.slots.tell(RunArrived(run_id=node.run_id, nodes=parts, tenant=tenant))
+        job = Job(self.slots, node, resources)
+        job.join(node)
+        try:
+            yield job
+        finally:
+            job.leave(node)
+            self.slots.tell(RunEnded(run_id=node.run_id))
+
+
+@asynccontextmanager
+async def real_slots(**options: Any) -> AsyncIterator[Runs]:
+    """Slots whose state is checked, and must be empty, at the end."""
+    async with Slots(**options) as slots:
+        yield Runs(slots)
+        with anyio.fail_after(5):
+            while not slots.is_empty:
+                await anyio.lowlevel.checkpoint()
+        slots.check_invariants()
 
 
 def context(tenant: str = "t", **fields: Any) -> NodeContext:
@@ -23,6 +94,7 @@ def context(tenant: str = "t", **fields: Any) -> NodeContext:
             "node_id": "n",
             "tenant": tenant,
             "idempotency_key": "run_1:n",
+            "job": FreeJob(),
             **fields,
         }
     )

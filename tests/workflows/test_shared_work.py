@@ -5,6 +5,7 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
+from tests.workflows.pooling_fakes import FreeJob
 from workflows.errors import NodeFailed
 from workflows.operators.base import NodeResult
 from workflows.shared_work import Emit, Shared, SharedWork
@@ -46,7 +47,12 @@ class Bench:
             with self.scopes[name]:
                 try:
                     result, shared = await self.shared.result(
-                        key, self.work, emit=hear, ttl_s=ttl_s, tasks=self.tasks
+                        key,
+                        self.work,
+                        job=FreeJob(),  # type: ignore[arg-type]
+                        emit=hear,
+                        ttl_s=ttl_s,
+                        tasks=self.tasks,
                     )
                     assert result.output == {"n": 1}
                     self.outcomes[name] = shared

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from workflows.job import Job
 
 JsonType = Literal["string", "number", "integer", "boolean", "object", "array", "any"]
 Output = dict[str, Any]
@@ -37,15 +40,17 @@ class NodeContext:
     """Where a node's work happens.
 
     tenant: whose run it is. idempotency_key: the same for every try of this node in this run, and
-    for none else. attempt: from 1. emit: takes text of a partial output as it is made. note_shared:
-    is told when the node waits for equal work, or finds it done. run_nested: runs the workflow that
-    stands in the node's parameters; its result is that run's outputs and usage. Raises NodeFailed.
+    for none else. job: asks for slots of the operator's resources. attempt: from 1. emit: takes
+    text of a partial output as it is made. note_shared: is told when the node waits for equal work,
+    or finds it done. run_nested: runs the workflow that stands in the node's parameters; its result
+    is that run's outputs and usage. Raises NodeFailed.
     """
 
     run_id: str
     node_id: str
     tenant: str
     idempotency_key: str
+    job: Job
     attempt: int = 1
     emit: Callable[[str], None] = lambda _: None
     note_shared: Callable[[str], None] = lambda _: None
@@ -61,6 +66,9 @@ class Operator(Protocol):
 
     params: what a node's `params` must be once templates are rendered.
     outputs: the fields of its output and their JSON types; None if only a run can tell.
+
+    One that takes slots names their resources in the order in which it takes them, in an attribute
+    `resources`; see `workflows.planning`.
     """
 
     @property

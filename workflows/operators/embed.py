@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from workflows.operators.base import JsonType, NodeContext, NodeResult
 from workflows.pooled_items import PooledItems
+from workflows.scheduling.messages import Size
 from workflows.signature import Identity
 from workflows.spec import Document
 
@@ -43,6 +44,7 @@ class EmbedOperator:
 
     name = "embed"
     params = EmbedParams
+    resources = ("embed",)
     outputs: Mapping[str, JsonType] = {
         "embeddings": "array",
         "embedding": "array",
@@ -56,11 +58,13 @@ class EmbedOperator:
         """A server's models stay what they are as long as it runs."""
         return Identity(content=params.model_dump(mode="json"))
 
+    def expected_size(self, params: Any, expected_outputs: float) -> Size:
+        texts = params.get("input")
+        return Size(outputs=len(texts) if isinstance(texts, list) else 1)
+
     async def run(self, params: EmbedParams, context: NodeContext) -> NodeResult:
         model = await self._items.models.embedding(params.model)
-        answer = await self._items.embed(
-            context.tenant, model, params.input, truncate=params.truncate
-        )
+        answer = await self._items.embed(context, model, params.input, truncate=params.truncate)
         embeddings = [vector.astype(float).tolist() for vector in answer.values]
         return NodeResult(
             output={"embeddings": embeddings, "embedding": embeddings[0], "model": model.name},

@@ -86,6 +86,7 @@ class HttpOperator:
 
     name = "http"
     params = HttpParams
+    resources = ("http",)
     outputs: Mapping[str, JsonType] = {
         "status": "integer",
         "headers": "object",
@@ -107,7 +108,8 @@ class HttpOperator:
         request = _request(params, context)
         may_repeat = _may_repeat(params)
         try:
-            answer = await self._client.send(request)
+            async with context.job.slot("http"):
+                answer = await self._client.send(request)
         except OutboundError as error:
             # Where nothing was sent, anything may be tried again.
             is_transient = isinstance(error, (Broken, TooSlow)) and may_repeat

@@ -23,6 +23,7 @@ from workflows.operators.base import JsonType, NodeContext, NodeResult
 from workflows.operators.failures import invalid_params, store_failures
 from workflows.pooled_items import PooledItems
 from workflows.pooling import EmbeddingModel
+from workflows.scheduling.messages import Size
 from workflows.spec import Document
 from workflows.stores.collections import CollectionStore, Metric, NewDocument, VectorSpace
 
@@ -83,6 +84,7 @@ class IngestOperator:
 
     name = "ingest"
     params = IngestParams
+    resources = ("embed", "search")
     outputs: Mapping[str, JsonType] = {
         "collection": "string",
         "epoch": "integer",
@@ -112,7 +114,7 @@ class IngestOperator:
         chunks = await anyio.to_thread.run_sync(
             split_texts, texts, chunking, model.tokenizer_file, abandon_on_cancel=True
         )
-        answer = await self._items.embed(tenant, model, [text for some in chunks for text in some])
+        answer = await self._items.embed(context, model, [text for some in chunks for text in some])
         vectors = iter(answer.values)
         stored = [
             NewDocument(
@@ -124,8 +126,10 @@ class IngestOperator:
             )
             for one, some in zip(new, chunks, strict=True)
         ]
+        size = Size(outputs=sum(map(len, chunks)))
         with store_failures():
-            result = await self._store.ingest(tenant, name, space, stored, metric=params.metric)
+            async with context.job.slot("search", profile="ingest", size=size):
+                result = await self._store.ingest(tenant, name, space, stored, metric=params.metric)
         return NodeResult(
             output={
                 "collection": name,

@@ -35,6 +35,7 @@ class RerankOperator:
 
     name = "rerank"
     params = RerankParams
+    resources = ("rerank",)
     outputs: Mapping[str, JsonType] = {
         "results": "array",
         "documents": "array",
@@ -53,7 +54,7 @@ class RerankOperator:
         texts = [_text(place, one) for place, one in enumerate(params.documents)]
         model = await self._items.models.scoring(params.model)
         pairs = [(params.query, text) for text in texts]
-        answer = await self._items.score(context.tenant, model, pairs, truncate=params.truncate)
+        answer = await self._items.score(context, model, pairs, truncate=params.truncate)
         scores = answer.values
         order = sorted(range(len(texts)), key=lambda place: -scores[place])[: params.top_n]
         if params.min_score is not None:

@@ -48,6 +48,7 @@ class SearchOperator:
 
     name = "search"
     params = SearchParams
+    resources = ("embed", "search")
     outputs: Mapping[str, JsonType] = {"results": "array", "texts": "array", "epoch": "integer"}
 
     def __init__(self, items: PooledItems, store: CollectionStore) -> None:
@@ -67,7 +68,7 @@ class SearchOperator:
             space = VectorSpace(
                 embedder=model.name, revision=model.revision, dimension=model.dimension
             )
-            answer = await self._items.embed(context.tenant, model, [params.query])
+            answer = await self._items.embed(context, model, [params.query])
             vector, usage = answer.values[0], answer.usage
         else:
             with np.errstate(over="ignore"):
@@ -75,14 +76,15 @@ class SearchOperator:
             if not np.isfinite(vector).all():
                 raise invalid_params("params.embedding: a number is too large")
         with store_failures():
-            found = await self._store.search(
-                context.tenant,
-                params.collection,
-                vector,
-                space=space,
-                top_k=params.top_k,
-                filters=params.filter,
-            )
+            async with context.job.slot("search"):
+                found = await self._store.search(
+                    context.tenant,
+                    params.collection,
+                    vector,
+                    space=space,
+                    top_k=params.top_k,
+                    filters=params.filter,
+                )
         return NodeResult(
             output=_output(found, params.min_score),
             usage=usage,

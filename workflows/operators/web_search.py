@@ -31,6 +31,7 @@ class WebSearchOperator:
 
     name = "web_search"
     params = WebSearchParams
+    resources = ("web_search",)
     outputs: Mapping[str, JsonType] = {"results": "array", "texts": "array"}
 
     def __init__(self, search: WebSearch | None) -> None:
@@ -55,7 +56,8 @@ class WebSearchOperator:
             time_range=params.time_range,
         )
         try:
-            results = await self._search.search(query)
+            async with context.job.slot("web_search"):
+                results = await self._search.search(query)
         except SearchUnavailable as error:
             raise NodeFailed(
                 error.message, code="search_failed", is_retryable=error.is_retryable

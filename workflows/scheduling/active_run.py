@@ -76,6 +76,20 @@ class ActiveRun:
             self._rate(node, parameters)
         self._mark_heavy(parameters.heavy_quantile)
 
+    def expect(self, node_id: str, expected_s: float) -> None:
+        """A node is ready, so that its size is known: T̄ by that. Nothing of it was done yet."""
+        node = self.nodes[node_id]
+        if not node.has_ended:
+            self.remaining_s += expected_s - node.expected_s
+            self.total_s += expected_s - node.expected_s
+            node.expected_s = expected_s
+
+    def remove(self, node_ids: Iterable[str]) -> None:
+        """Forget nodes, none of which has a ticket; what was not done is not done any more."""
+        for node_id in node_ids:
+            self.end(node_id, was_measured=False)
+            self.total_s -= self.nodes.pop(node_id).expected_s
+
     def _rate(self, node: PlannedNode, parameters: SchedulerParameters) -> None:
         """The two parts of φ (eq. 5 and 9): with direct successors, as the formula has it."""
         estimate = self.nodes[node.id]

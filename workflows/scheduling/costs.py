@@ -40,6 +40,22 @@ class CostModel(Protocol):
         ...
 
 
+class CostsOfModels:
+    """The costs of profiles without what stands behind `#`.
+
+    That keeps work out of other work's batches, and is no other kind of work.
+    """
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+
+    def cost(self, profile: str) -> Cost:
+        return self._costs.cost(profile.partition("#")[0])
+
+    def observe(self, profile: str, size: Size, service_s: float) -> None:
+        self._costs.observe(profile.partition("#")[0], size, service_s)
+
+
 class FixedCosts:
     """Costs that are given, and stay. Unknown profiles cost `default`."""
 

@@ -88,6 +88,14 @@ class NodesAdded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodesRemoved:
+    """A part of a run that had been added is over, and nobody asks for it any more."""
+
+    run_id: str
+    node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnded:
     """A node ended without a ticket: skipped, from a cache, or of an operator without resource."""
 
@@ -180,6 +188,7 @@ class Tick:
 Event = (
     RunArrived
     | NodesAdded
+    | NodesRemoved
     | NodeEnded
     | RunEnded
     | TicketReady

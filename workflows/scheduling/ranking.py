@@ -20,11 +20,14 @@ from workflows.scheduling.scale import Scale
 class Standing:
     """A ticket's rank and what it is made of.
 
-    key: lower goes first; for `hera` a time. score: π. remaining_s: Ŝ, the least of those who share
-    it. is_heavy: it may use reserved slots. is_urgent: it must go on now to meet a deadline.
+    key: lower goes first; for `hera` a time. gain_s: how much earlier than its run it counts as
+    having come, below 0 for later; 0 under a policy whose keys are no such times. score: π.
+    remaining_s: Ŝ, the least of those who share it. is_heavy: it may use reserved slots. is_urgent:
+    it must go on now to meet a deadline.
     """
 
     key: float
+    gain_s: float
     score: float
     remaining_s: float
     is_heavy: bool
@@ -60,8 +63,10 @@ class Ranking:
         return run.remaining_service_s(self._parameters, self._scale.service_s)
 
     def standing(self, live: LiveTicket) -> Standing:
+        arrived_s = min(run.arrived_s for run in runs_of(live))
         return Standing(
             key=live.key,
+            gain_s=arrived_s - live.key if self._parameters.policy == "hera" else 0.0,
             score=score(live, self._parameters, self._scale),
             remaining_s=least_remaining_s(live, self._parameters, self._scale),
             is_heavy=live.is_heavy,

@@ -67,6 +67,11 @@ class Scheduler:
         live = self._book.tickets.get(ticket_id)
         return None if live is None else self._ranking.standing(live)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known of any run, ticket or dispatch."""
+        return not (self._book.runs or self._book.tickets or self._book.running)
+
     def remaining_service_s(self, run_id: str) -> float:
         """Ŝ of an active run. Raises UnknownRun."""
         return self._ranking.remaining_s(self._book.run(run_id))
@@ -81,9 +86,17 @@ class Scheduler:
         Raises UnknownRun; then nothing has changed. Events about tickets and dispatches that are
         over are ignored, since they may cross our commands.
         """
+        return self.handle_all([event], now_s=now_s)
+
+    def handle_all(self, events: Iterable[m.Event], *, now_s: float) -> list[m.Command]:
+        """What follows from several events of one moment: slots are given when all are known.
+
+        Raises UnknownRun; then the events before that one have changed the state.
+        """
         self._commands, self._touched = [], set()
         self._book.now_s = now_s
-        self._take_in(event, now_s)
+        for event in events:
+            self._take_in(event, now_s)
         for live in self._alarms.take_due(now_s):
             self._look_at(live, now_s)
         for resource in sorted(self._touched):
@@ -105,6 +118,10 @@ class Scheduler:
                 run = self._book.run(run_id)
                 run.add(nodes, self._predict, self.parameters)
                 self._commands += self._ranking.grew(run, nodes)
+            case m.NodesRemoved(run_id=run_id, node_ids=node_ids):
+                run = self._book.run(run_id)
+                run.remove(node_ids)
+                self._refresh([run])
             case m.NodeEnded(run_id=run_id, node_id=node_id):
                 run = self._book.run(run_id)
                 run.end(node_id, was_measured=False)
@@ -153,11 +170,13 @@ class Scheduler:
         assert ticket.id not in self._book.tickets
         run = self._book.run(ticket.run_id)
         self._num_tickets += 1
+        run.expect(ticket.node_id, self._predict(ticket.profile, ticket.size))
         live = LiveTicket(ticket, self._num_tickets, now_s, run)
         self._book.tickets[ticket.id] = live
         self._add_member(live, run, ticket.node_id)
         self._book.pool(ticket.resource).arrive(live)
         self._touched.add(ticket.resource)
+        self._refresh([run])
 
     def _joined(self, event: m.TicketJoined) -> None:
         run, live = self._book.run(event.run_id), self._book.tickets.get(event.ticket_id)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from workflows.profiler import Profiler
-from workflows.scheduling.costs import Cost, CostModel, FixedCosts
+from workflows.scheduling.costs import CostsOfModels, FixedCosts
 from workflows.scheduling.messages import (
     CapacityChanged,
     Command,
@@ -33,19 +33,6 @@ from workflows.simulation.system import System
 from workflows.simulation.testbed import Testbed
 from workflows.simulation.timeline import Timeline
 from workflows.simulation.workload import Queries, Query
-
-
-class _Costs:
-    """Profiles may carry a run's name behind `#`, which keeps its items out of others' calls."""
-
-    def __init__(self, costs: CostModel) -> None:
-        self._costs = costs
-
-    def cost(self, profile: str) -> Cost:
-        return self._costs.cost(profile.partition("#")[0])
-
-    def observe(self, profile: str, size: Size, service_s: float) -> None:
-        self._costs.observe(profile.partition("#")[0], size, service_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +106,7 @@ class Simulation:
         self._timeline = Timeline()
         self._machines = Machines(testbed, self._timeline, seed)
         costs = Profiler() if system.learns else FixedCosts(testbed.costs())
-        self._scheduler = Scheduler(_Costs(costs), system.parameters)
+        self._scheduler = Scheduler(CostsOfModels(costs), system.parameters)
         self._open: dict[str, _Open] = {}
         self._by_signature: dict[str, str] = {}
         self._known: dict[str, float] = {}

@@ -121,6 +121,8 @@ class EngineCore:
             supported_tasks=self._tasks,
             priority=generation.priority,
         )
+        # Among requests of one priority vLLM takes the earliest first, and preempts the latest.
+        request.arrival_time -= generation.head_start_s or 0.0
         request.external_req_id = request_id
         request.reasoning_ended = generation.reasoning_ended
         return request

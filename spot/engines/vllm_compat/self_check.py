@@ -74,7 +74,7 @@ _USED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "vllm.v1.engine",
         "EngineCoreRequest",
-        ("request_id", "external_req_id", "reasoning_ended", "priority"),
+        ("request_id", "external_req_id", "reasoning_ended", "priority", "arrival_time"),
     ),
     ("vllm.v1.engine", "FinishReason.REPETITION", ()),
     ("vllm.v1.engine", "EngineCoreEventType.PREEMPTED", ()),

@@ -284,3 +284,53 @@ def test_a_run_is_drawn(server: Server) -> None:
     assert answer.text.count("<path") == 1
     assert "a (llm) is completed" in answer.text
     assert server.http.get(f"{PATH}/run_nothing/graph.svg").status_code == 404
+
+
+def test_explain_says_what_the_scheduler_did(server: Server) -> None:
+    run = server.post(PATH, CHAIN).json()
+    explained = server.http.get(f"{PATH}/{run['id']}/explain").json()["nodes"]
+    for name in "ab":
+        (turn,) = explained[name]["turns"]
+        assert turn["resource"] == "llm"
+        assert 0 <= turn["waited_s"] < 5
+        assert turn["asked_at"] <= turn["started_at"] <= turn["finished_at"]
+        assert (turn["items"], turn["batch_mates"], turn["split"]) == (1, 0, 1)
+        assert turn["remaining_s"] is None
+
+
+def test_more_nodes_than_seats_wait_for_a_slot() -> None:
+    """On a fleet of two pipelines with a seat and a place each."""
+    with serving(script="Hello there.", spare=True, max_num_seqs=1, step_time_s=0.01) as server:
+        until(lambda: server.metric("shuntyard_workflow_slots", resource="llm") == 4)
+        nodes = [llm(f"n{index}", f"Say {index}") for index in range(12)]
+        hold = server.post(PATH, {"nodes": nodes, "background": True}).json()
+        until(lambda: server.metric("shuntyard_workflow_queue_length", resource="llm") == 8)
+        assert server.metric("shuntyard_workflow_slots_used", resource="llm") == 4
+        assert server.metric("shuntyard_workflow_active_runs") == 1
+        explained = server.http.get(f"{PATH}/{hold['id']}/explain").json()["nodes"]
+        waiting = [one["turns"][0] for one in explained.values() if one["turns"]]
+        assert any(turn["started_at"] is None and turn["remaining_s"] > 0 for turn in waiting)
+        until(lambda: server.metric("shuntyard_workflow_active_runs") == 0, within_s=10)
+        assert server.metric("shuntyard_workflow_dispatches_total", resource="llm") == 12
+        assert server.metric("shuntyard_workflow_wait_seconds_count", resource="llm") == 12
+        assert server.metric("shuntyard_workflow_wait_seconds_sum", resource="llm") > 0
+        assert server.metric("shuntyard_workflow_slots_used", resource="llm") == 0
+
+
+def test_a_plain_chat_is_not_starved_by_runs_that_wait() -> None:
+    with serving(script="Hello there.", spare=True, max_num_seqs=1, step_time_s=0.01) as server:
+        until(lambda: server.metric("shuntyard_workflow_slots", resource="llm") == 4)
+        nodes = [llm(f"n{index}", f"Say {index}") for index in range(100)]
+        run = server.post(PATH, {"nodes": nodes, "background": True}).json()
+        until(lambda: server.metric("shuntyard_workflow_slots_used", resource="llm") == 4)
+        assert server.chat("Hi").status_code == 200
+        status = server.http.get(f"{PATH}/{run['id']}").json()["status"]
+        assert status == "in_progress"
+        cancelled = server.post(f"{PATH}/{run['id']}/cancel", {}).json()
+        assert cancelled["status"] == "cancelled"
+
+
+def test_what_generations_took_is_learnt(server: Server) -> None:
+    server.post(PATH, {"nodes": [llm("a", "Something new.")]})
+    profiler = server.gateway.workflows.slots.profiler
+    assert any(name.startswith("llm:") for name in profiler.to_dict()["profiles"])

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.workflows.pooling_fakes import FakeModels, context, vector_of
+from tests.workflows.pooling_fakes import FakeModels, Runs, context, real_slots, vector_of
 from workflows.errors import NodeFailed
 from workflows.operators.embed import EmbedOperator, EmbedParams
 from workflows.operators.rerank import RerankOperator, RerankParams
@@ -22,23 +22,33 @@ def models() -> FakeModels:
     return FakeModels()
 
 
+class Items(PooledItems):
+    """Pooled items with slots."""
+
+    def __init__(self, models: FakeModels, runs: Runs) -> None:
+        super().__init__(models)
+        self.runs = runs
+
+
 @pytest.fixture
-async def items(models: FakeModels) -> AsyncIterator[PooledItems]:
-    async with PooledItems(models) as items:
-        yield items
+async def items(models: FakeModels) -> AsyncIterator[Items]:
+    async with real_slots() as runs:
+        yield Items(models, runs)
 
 
-async def embed(items: PooledItems, tenant: str = "t", **params: Any) -> Any:
+async def embed(items: Items, tenant: str = "t", **params: Any) -> Any:
     checked = EmbedParams.model_validate(params)
-    return await EmbedOperator(items).run(checked, context(tenant))
+    with items.runs.job(tenant) as job:
+        return await EmbedOperator(items).run(checked, context(tenant, job=job))
 
 
-async def rerank(items: PooledItems, **params: Any) -> Any:
+async def rerank(items: Items, **params: Any) -> Any:
     checked = RerankParams.model_validate(params)
-    return await RerankOperator(items).run(checked, context())
+    with items.runs.job() as job:
+        return await RerankOperator(items).run(checked, context(job=job))
 
 
-async def test_one_text_and_several(items: PooledItems) -> None:
+async def test_one_text_and_several(items: Items) -> None:
     expected = [vector_of(text, 4).astype(float).tolist() for text in ("a", "bc")]
     one = await embed(items, input="a")
     assert one.output == {"embedding": expected[0], "embeddings": expected[:1], "model": "fake"}
@@ -47,9 +57,7 @@ async def test_one_text_and_several(items: PooledItems) -> None:
     assert two.usage == {"prompt_tokens": 3, "total_tokens": 3, "cached_tokens": 0}
 
 
-async def test_nodes_of_different_runs_are_one_batch(
-    items: PooledItems, models: FakeModels
-) -> None:
+async def test_nodes_of_different_runs_are_one_batch(items: Items, models: FakeModels) -> None:
     results: dict[int, Any] = {}
 
     async def node(number: int) -> None:
@@ -65,7 +73,7 @@ async def test_nodes_of_different_runs_are_one_batch(
     assert (statistics.num_items, statistics.num_computed, statistics.num_batches) == (20, 11, 1)
 
 
-async def test_tenants_share_no_item(items: PooledItems, models: FakeModels) -> None:
+async def test_tenants_share_no_item(items: Items, models: FakeModels) -> None:
     async with anyio.create_task_group() as tasks:
         for tenant in ("a", "b"):
 
@@ -76,7 +84,7 @@ async def test_tenants_share_no_item(items: PooledItems, models: FakeModels) -> 
     assert models.model.calls == [["x", "x"]]
 
 
-async def test_one_bad_text_fails_its_node_only(items: PooledItems, models: FakeModels) -> None:
+async def test_one_bad_text_fails_its_node_only(items: Items, models: FakeModels) -> None:
     models.model.failures["bad"] = NodeFailed("too long", code="too_long", is_retryable=False)
     outcomes = {}
 
@@ -92,7 +100,7 @@ async def test_one_bad_text_fails_its_node_only(items: PooledItems, models: Fake
     assert outcomes == {"a": True, "bad": "too_long", "c": True}
 
 
-async def test_documents_come_by_score_and_equal_ones_as_they_came(items: PooledItems) -> None:
+async def test_documents_come_by_score_and_equal_ones_as_they_came(items: Items) -> None:
     documents = ["aa", {"text": "b", "id": 7}, {"text": "cccc"}, "dd"]
     result = await rerank(items, query="q", documents=documents)
     assert result.output["results"] == [
@@ -106,7 +114,7 @@ async def test_documents_come_by_score_and_equal_ones_as_they_came(items: Pooled
     assert result.usage["prompt_tokens"] == 4
 
 
-async def test_only_the_best_are_kept(items: PooledItems) -> None:
+async def test_only_the_best_are_kept(items: Items) -> None:
     documents = ["a", "bb", "ccc"]
     top = await rerank(items, query="q", documents=documents, top_n=1)
     assert top.output["texts"] == ["ccc"]
@@ -116,13 +124,13 @@ async def test_only_the_best_are_kept(items: PooledItems) -> None:
     assert none.output["results"] == []
 
 
-async def test_a_document_without_a_text_is_named(items: PooledItems) -> None:
+async def test_a_document_without_a_text_is_named(items: Items) -> None:
     for document in ({"title": "x"}, {"text": 1}, 5, None):
         with pytest.raises(NodeFailed, match=r"params\.documents\.1"):
             await rerank(items, query="q", documents=["a", document])
 
 
-async def test_an_unknown_model_is_an_error(items: PooledItems) -> None:
+async def test_an_unknown_model_is_an_error(items: Items) -> None:
     with pytest.raises(NodeFailed, match="no model other"):
         await embed(items, input="a", model="other")
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from tests.workflows.pooling_fakes import context
 from workflows.errors import NodeFailed
-from workflows.operators.base import NodeContext
 from workflows.operators.split import SplitOperator, SplitParams
 
 pytestmark = pytest.mark.anyio
 
-CONTEXT = NodeContext(run_id="r", node_id="n", tenant="", idempotency_key="r:n")
+CONTEXT = context()
 
 
 async def split(text: str | list[str], **params: Any) -> list[str]:

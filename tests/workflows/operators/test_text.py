@@ -2,12 +2,13 @@ from typing import Any
 
 import pytest
 
-from workflows.operators.base import NodeContext, Operator
+from tests.workflows.pooling_fakes import context
+from workflows.operators.base import Operator
 from workflows.operators.text import MergeOperator, SelectOperator, TemplateOperator
 
 pytestmark = pytest.mark.anyio
 
-CONTEXT = NodeContext(run_id="r", node_id="n", tenant="", idempotency_key="r:n")
+CONTEXT = context()
 
 
 async def run(operator: Operator, **params: Any) -> dict[str, Any]:

@@ -11,14 +11,18 @@ from workflows.scheduling.book import UnknownRun
 from workflows.scheduling.costs import Cost, FixedCosts
 from workflows.scheduling.messages import (
     Abort,
+    Dispatch,
     DispatchProgressed,
     Expire,
     NodeEnded,
     NodesAdded,
+    NodesRemoved,
     Reprioritise,
     Tick,
+    Ticket,
     TicketJoined,
     TicketLeft,
+    TicketReady,
 )
 from workflows.scheduling.parameters import PolicyName, SchedulerParameters, preset
 
@@ -513,3 +517,43 @@ def test_presets_are_within_their_ranges(name: str) -> None:
 def test_a_parameter_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="reserved_share is 2"):
         SchedulerParameters(reserved_share=2.0)
+
+
+def test_parts_of_a_run_come_and_go_without_a_trace() -> None:
+    world = World()
+    world.capacity("llm", 1)
+    world.run("r", node("outer"))
+    before_s = world.scheduler.remaining_service_s("r")
+    for number in range(50):
+        names = (f"{number}/a", f"{number}/b")
+        world.handle(NodesAdded(run_id="r", nodes=tuple(node(name, 3.0) for name in names)))
+        assert world.scheduler.remaining_service_s("r") == pytest.approx(before_s + 6.0)
+        world.ready("r", names[0], 3.0)
+        world.finish_ticket(f"r.{names[0]}", 3.0)
+        world.handle(NodesRemoved(run_id="r", node_ids=names))
+        assert world.scheduler.remaining_service_s("r") == pytest.approx(before_s)
+    world.end("r")
+    assert world.scheduler.is_empty
+
+
+def test_of_several_events_of_one_moment_the_best_gets_the_slot() -> None:
+    world = World()
+    world.capacity("llm", 1)
+    world.run("r", node("a"), node("b"))
+    tickets = [
+        Ticket(id=name, run_id="r", node_id=name, resource="llm", profile="llm", priority=priority)
+        for name, priority in (("a", 3), ("b", -3))
+    ]
+    commands = world.scheduler.handle_all(
+        [TicketReady(ticket=ticket) for ticket in tickets], now_s=0.0
+    )
+    (dispatch,) = [one for one in commands if isinstance(one, Dispatch)]
+    assert dispatch.parts[0].ticket.id == "b"
+
+
+def test_a_run_is_as_long_as_its_nodes_turn_out_when_they_are_ready() -> None:
+    world = World()
+    world.capacity("llm", 0)
+    world.run("r", node("a", 1.0))
+    world.ready("r", "a", 40.0)
+    assert world.scheduler.remaining_service_s("r") == pytest.approx(40.0)

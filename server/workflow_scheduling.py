@@ -1,0 +1,83 @@
+"""The workflows' scheduler as the settings want it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from workflows.scheduling.messages import CapacityChanged
+from workflows.scheduling.parameters import preset
+from workflows.service import WorkflowService
+from workflows.slots import DEFAULT_RESOURCES, Slots
+
+if TYPE_CHECKING:
+    from server.settings import Settings
+
+_MAX_SLOTS = 100_000
+
+
+def build_slots(settings: Settings) -> Slots:
+    """Slots of everything but `llm`, which the fleet tells."""
+    parameters = preset(settings.workflow_preset, policy=settings.workflow_policy)
+    wanted = slots_by_resource(settings.workflow_slots)
+    resources = [_limited(one, settings, wanted) for one in DEFAULT_RESOURCES]
+    return Slots(
+        parameters=parameters,
+        weights=weights_by_tenant(settings.workflow_tenant_weights),
+        resources=resources,
+        patience_s=settings.no_capacity_timeout,
+    )
+
+
+def build_service(settings: Settings, slots: Slots) -> WorkflowService:
+    return WorkflowService(
+        slots,
+        max_active=settings.workflow_max_active,
+        max_kept=settings.workflow_max_kept,
+        max_kept_s=settings.workflow_keep,
+        max_cache_bytes=settings.workflow_cache_bytes,
+        max_nested=settings.workflow_max_nested,
+        max_run_bytes=settings.workflow_max_run_bytes,
+        max_kept_bytes=settings.workflow_max_kept_bytes,
+    )
+
+
+def slots_by_resource(entries: Sequence[str]) -> dict[str, int]:
+    """Of `embed=4`. Raises ValueError."""
+    names = {one.resource for one in DEFAULT_RESOURCES} - {"llm"}
+    found: dict[str, int] = {}
+    for entry in entries:
+        name, _, count = entry.partition("=")
+        if name not in names:
+            raise ValueError(f"{entry!r}: the resources are {', '.join(sorted(names))}")
+        if not count.isascii() or not count.isdigit() or not 1 <= int(count) <= _MAX_SLOTS:
+            raise ValueError(f"{entry!r} is not {name}=N with N from 1 to {_MAX_SLOTS}")
+        found[name] = int(count)
+    return found
+
+
+def weights_by_tenant(entries: Sequence[str]) -> dict[str, float]:
+    """Of `team=2.5`. Raises ValueError."""
+    found: dict[str, float] = {}
+    for entry in entries:
+        tenant, _, text = entry.rpartition("=")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = 0.0
+        if not tenant or not 0.01 <= weight <= 100:
+            raise ValueError(f"{entry!r} is not TENANT=WEIGHT with a weight from 0.01 to 100")
+        found[tenant] = weight
+    return found
+
+
+def _limited(one: CapacityChanged, settings: Settings, wanted: dict[str, int]) -> CapacityChanged:
+    one = replace(one, num_slots=wanted.get(one.resource, one.num_slots))
+    if one.max_batch > 1:
+        one = replace(
+            one,
+            max_batch=settings.workflow_max_batch,
+            max_wait_s=settings.workflow_batch_wait,
+        )
+    return one

@@ -1,0 +1,324 @@
+"""Whole runs that share slots, in virtual time: made-up graphs, arrivals, failures and cancels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import hypothesis
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from spot.virtual_time import run_virtual
+from workflows.checked import check_workflow
+from workflows.errors import NodeFailed
+from workflows.item_batcher import ItemBatcher
+from workflows.operators.base import JsonType, NodeContext, NodeResult, Operator
+from workflows.operators.nested import MapOperator, WorkflowOperator
+from workflows.scheduling.messages import CapacityChanged, Size
+from workflows.scheduling.parameters import PolicyName, SchedulerParameters
+from workflows.service import Run, WorkflowService
+from workflows.signature import Identity
+from workflows.slots import Slots
+
+NUM_SLOTS = {"llm": 2, "embed": 1}
+MAX_BATCH = 3
+
+
+class BusyParams(BaseModel):
+    """takes_s: with a slot. fails: tries that fail at the end. tag: equal ones are equal work."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    takes_s: float = 1.0
+    fails: int = 0
+    tag: str = ""
+    after: Any = None
+
+
+@dataclass
+class World:
+    """What holds slots, and whether there ever was too much. started: names and times."""
+
+    holds: dict[str, int] = field(default_factory=lambda: dict.fromkeys(NUM_SLOTS, 0))
+    started: dict[str, float] = field(default_factory=dict)
+    tries: dict[str, int] = field(default_factory=dict)
+
+    async def hold(self, resource: str, name: str, takes_s: float) -> None:
+        self.holds[resource] += 1
+        assert self.holds[resource] <= NUM_SLOTS[resource]
+        self.started[name] = anyio.current_time()
+        try:
+            await anyio.sleep(takes_s)
+        finally:
+            self.holds[resource] -= 1
+
+
+class Think:
+    """Holds a slot of `llm` for a while."""
+
+    name = "think"
+    params = BusyParams
+    resources = ("llm",)
+    outputs: Mapping[str, JsonType] = {"name": "string"}
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def identity(self, params: BusyParams) -> Identity | None:
+        return Identity(content=params.tag) if params.tag else None
+
+    def expected_size(self, params: Any, expected_outputs: float) -> Size:
+        return Size(params.get("takes_s", 1.0) * 40)
+
+    async def run(self, params: BusyParams, context: NodeContext) -> NodeResult:
+        name = f"{context.run_id}/{context.node_id}"
+        size = Size(params.takes_s * 40)
+        async with context.job.slot("llm", size=size, work_id=f"{name}/{context.attempt}"):
+            await self._world.hold("llm", name, params.takes_s)
+            self._world.tries[name] = tries = self._world.tries.get(name, 0) + 1
+            if tries <= params.fails:
+                raise NodeFailed("no", code="no", is_retryable=True)
+        return NodeResult(output={"name": name}, usage={"tokens": 1})
+
+
+class Look:
+    """Items in batches, each of a tenth of a second; then a slot of `llm`."""
+
+    name = "look"
+    params = BusyParams
+    resources = ("embed", "llm")
+    outputs: Mapping[str, JsonType] = {"name": "string"}
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._batcher: ItemBatcher[str, str] = ItemBatcher(
+            self._work, resource="embed", profile="embed:m", chars=len
+        )
+
+    async def _work(self, items: Sequence[str]) -> list[str]:
+        assert 0 < len(items) <= MAX_BATCH
+        await self._world.hold("embed", "batch", 0.1 * len(items))
+        return list(items)
+
+    async def run(self, params: BusyParams, context: NodeContext) -> NodeResult:
+        name = f"{context.run_id}/{context.node_id}"
+        items = [f"{params.tag}{index}" for index in range(round(4 * params.takes_s))]
+        values = await self._batcher.submit(context.job, context.tenant, items)
+        assert [one.value for one in values] == items
+        async with context.job.slot("llm"):
+            await self._world.hold("llm", name, params.takes_s)
+        return NodeResult(output={"name": name})
+
+
+def operators(world: World) -> dict[str, Operator]:
+    every: list[Operator] = [Think(world), Look(world), MapOperator(), WorkflowOperator()]
+    return {one.name: one for one in every}
+
+
+def in_world(
+    work: Callable[[WorkflowService, Callable[..., Run], World], Any],
+    *,
+    policy: PolicyName = "hera",
+    num_llm: int = 2,
+) -> None:
+    """Let runs happen in virtual time; nothing may be left behind."""
+
+    async def main() -> None:
+        world = World()
+        resources = [
+            CapacityChanged(resource="llm", num_slots=num_llm, is_preemptible=True),
+            CapacityChanged(resource="embed", num_slots=1, max_batch=MAX_BATCH),
+        ]
+        slots = Slots(
+            resources=resources,
+            parameters=SchedulerParameters(policy=policy, min_long_sample=2),
+            patience_s=5.0,
+        )
+        async with WorkflowService(slots) as service:
+
+            def submit(*nodes: dict[str, Any], tenant: str = "t", **fields: Any) -> Run:
+                document = {"nodes": list(nodes), **fields}
+                return service.submit(check_workflow(document, operators(world)), {}, tenant=tenant)
+
+            await work(service, submit, world)
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+            slots.check_invariants()
+            assert slots.is_empty
+            assert service.num_active == 0
+            assert set(world.holds.values()) == {0}
+
+    run_virtual(main)
+
+
+def think(name: str, takes_s: float = 1.0, *after: str, **fields: Any) -> dict[str, Any]:
+    params = {"takes_s": takes_s, **fields.pop("params", {})}
+    return {"id": name, "op": "think", "params": params, "depends_on": list(after), **fields}
+
+
+def test_the_child_of_the_fast_branch_starts_at_once() -> None:
+    async def work(service: WorkflowService, submit: Callable[..., Run], world: World) -> None:
+        run = submit(
+            think("root", 1),
+            think("slow", 50, "root"),
+            think("fast", 1, "root"),
+            think("child", 1, "fast"),
+            think("join", 1, "slow", "child"),
+        )
+        await run.ended.wait()
+        started = {name.partition("/")[2]: at_s for name, at_s in world.started.items()}
+        assert started == {"root": 0, "slow": 1, "fast": 1, "child": 2, "join": 51}
+
+    in_world(work)
+
+
+def test_a_run_that_is_cancelled_frees_its_slots_at_once() -> None:
+    async def work(service: WorkflowService, submit: Callable[..., Run], world: World) -> None:
+        hog = submit(think("a", 100), think("b", 100), think("c", 100))
+        await anyio.sleep(1)
+        other = submit(think("a", 1))
+        await anyio.sleep(4)
+        assert list(world.started) == [f"{hog.id}/a", f"{hog.id}/b"]
+        service.cancel(hog)
+        await other.ended.wait()
+        assert anyio.current_time() == 6
+
+    in_world(work)
+
+
+def test_short_runs_pass_long_ones_that_wait() -> None:
+    async def work(service: WorkflowService, submit: Callable[..., Run], world: World) -> None:
+        submit(think("a", 2), think("b", 2))
+        await anyio.sleep(0.1)
+        long = submit(think("a", 30))
+        short = submit(think("a", 1))
+        await long.ended.wait()
+        assert world.started[f"{short.id}/a"] <= world.started[f"{long.id}/a"]
+
+    in_world(work, num_llm=1)
+
+
+def test_first_come_first_served_if_that_is_the_policy() -> None:
+    async def work(service: WorkflowService, submit: Callable[..., Run], world: World) -> None:
+        runs = [submit(think("a", takes_s)) for takes_s in (2, 30, 1)]
+        for run in runs:
+            await run.ended.wait()
+        assert [world.started[f"{run.id}/a"] for run in runs] == [0, 2, 32]
+
+    in_world(work, num_llm=1, policy="fcfs")
+
+
+def test_equal_work_takes_one_slot_and_outlives_who_began_it() -> None:
+    async def work(service: WorkflowService, submit: Callable[..., Run], world: World) -> None:
+        runs = [submit(think("a", 10, params={"tag": "same"})) for _ in range(3)]
+        await anyio.sleep(1)
+        assert service.slots.statistics()["llm"].num_running == 1
+        service.cancel(runs[0])
+        for run in runs:
+            await run.ended.wait()
+        assert [run.state.status for run in runs] == ["cancelled", "completed", "completed"]
+        assert anyio.current_time() == 10
+        assert len(world.started) == 1
+
+    in_world(work)
+
+
+def test_the_runs_inside_a_run_are_ranked_with_it() -> None:
+    async def work(service: WorkflowService, submit: Callable[..., Run], world: World) -> None:
+        inner = {"nodes": [think("x", 1), think("y", 1, "x")]}
+        node = {"id": "m", "op": "map", "params": {"workflow": inner, "over": [1, 2, 3]}}
+        run = submit(node)
+        await anyio.sleep(0.5)
+        # Of the three items, with two nodes each, nothing has ended.
+        node_s = service.slots.profiler.cost("llm").of(Size(40))
+        assert service.slots.remaining_s(run.id) > 3 * node_s
+        await run.ended.wait()
+        assert run.state.status == "completed"
+        assert len(world.started) == 6
+
+    in_world(work)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    """Graphs of up to six nodes that think and look, fail, retry, time out, and hold graphs."""
+    nodes: list[dict[str, Any]] = []
+    for index in range(draw(st.integers(1, 6))):
+        params: dict[str, Any] = {
+            "takes_s": draw(st.sampled_from([0.0, 0.3, 1.0, 4.0])),
+            "tag": draw(st.sampled_from(["", "", "a", "b"])),
+        }
+        parents = draw(st.sets(st.integers(0, index - 1))) if index else set()
+        node: dict[str, Any] = {"id": f"n{index}", "op": draw(st.sampled_from(["think", "look"]))}
+        if node["op"] == "think":
+            params["fails"] = draw(st.integers(0, 3))
+        node["depends_on"] = [f"n{parent}" for parent in sorted(parents)]
+        node["params"] = params
+        node["on_error"] = draw(st.sampled_from(["fail", "skip"]))
+        node["timeout_s"] = draw(st.sampled_from([0.5, 2.0, 30.0]))
+        node["retry"] = {"max_attempts": draw(st.integers(1, 3)), "backoff_s": 0.1}
+        nodes.append(node)
+    document: dict[str, Any] = {"nodes": nodes}
+    if draw(st.booleans()):
+        document["deadline_s"] = draw(st.sampled_from([1.0, 3.0, 20.0]))
+    if draw(st.integers(0, 3)) == 0:
+        over = list(range(draw(st.integers(1, 4))))
+        params = {"workflow": {"nodes": nodes}, "over": over, "max_parallel": 2}
+        document["nodes"] = [{"id": "m", "op": "map", "params": params}]
+    return document
+
+
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(
+    runs=st.lists(
+        st.tuples(
+            documents(),
+            st.sampled_from([0.0, 0.0, 0.5, 2.0]),
+            st.none() | st.sampled_from([0.0, 0.1, 1.0, 3.0]),
+            st.sampled_from("xy"),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    policy=st.sampled_from(["hera", "fcfs", "srtf", "plas"]),
+    outage=st.booleans(),
+)
+def test_every_run_ends_and_no_slot_is_left_taken(
+    runs: list[tuple[dict[str, Any], float, float | None, str]],
+    policy: PolicyName,
+    outage: bool,
+) -> None:
+    async def work(service: WorkflowService, submit: Callable[..., Run], world: World) -> None:
+        async def one(
+            document: dict[str, Any], wait_s: float, cancel_s: float | None, tenant: str
+        ) -> None:
+            await anyio.sleep(wait_s)
+            fields = dict(document)
+            run = submit(*fields.pop("nodes"), tenant=tenant, **fields)
+            if cancel_s is not None:
+                with anyio.move_on_after(cancel_s):
+                    await run.ended.wait()
+                service.cancel(run)
+            await run.ended.wait()
+            run.state.check_invariants()
+            assert run.state.has_ended
+
+        async def watch() -> None:
+            while True:
+                service.slots.check_invariants()
+                if outage and anyio.current_time() > 1:
+                    service.slots.set_slots("llm", int(anyio.current_time()) % 3)
+                await anyio.sleep(0.4)
+
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(watch)
+            async with anyio.create_task_group() as tasks:
+                for parts in runs:
+                    tasks.start_soon(one, *parts)
+            watching.cancel_scope.cancel()
+
+    in_world(work, policy=policy)
