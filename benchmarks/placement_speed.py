@@ -6,8 +6,9 @@
     python -m benchmarks.placement_speed --part growth     up to 1,000 instances of 20 types
 
 Clusters and models are those of `placement_clusters`; the workload is `azure-conv`, the estimator
-the paper's (`PAPER`). Both searches run in one thread of this process. Wall and CPU seconds are
-kept: on a machine that others use too, CPU seconds are what the search itself takes.
+the paper's (`PAPER`) or that of `--model-fidelity`. Both searches run in one thread here.
+Wall and CPU seconds are kept: on a machine that others use too, CPU seconds are what the search
+itself takes; `--limit-s` limits wall seconds.
 
 Algorithm 1 does not depend on the objective: its fleet (pipelines extracted until the machines are
 used up) is counted both ways, and its first pipeline alone by throughput per dollar as well. It is

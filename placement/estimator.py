@@ -75,7 +75,9 @@ class Fidelity:
     usable_memory: share of a GPU's memory for weights, activations and KV (vLLM's
     gpu_memory_utilization). reserved_bytes: taken from each GPU besides (CUDA context, graphs).
     max_tokens_per_pass: new tokens in one pass; bounds the activations (vLLM's
-    max_num_batched_tokens). max_batch: sequences in flight on one pipeline.
+    max_num_batched_tokens). max_batch: sequences in flight on one pipeline. is_monotone: whether no
+    operation and no all-reduce takes less time for more requests in the pass, those that decode or
+    those whose prompts it computes. The optimizer is exact without, and faster with it.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Fidelity:
     reserved_bytes: float = 0.0
     max_tokens_per_pass: int = 8192
     max_batch: int = 1024
+    is_monotone: bool = True
 
 
 PAPER = Fidelity(
@@ -117,6 +120,11 @@ class PhaseTimes:
     logits_s: Array
     near_s: Array
     far_s: Array
+
+    @property
+    def parts(self) -> tuple[Array, Array, Array, Array]:
+        """Of a layer, and of what may follow the last one: near, far, logits."""
+        return self.layer_s, self.near_s, self.far_s, self.logits_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +213,11 @@ class Estimator:
             self.prefill_times(kind, batch),
         )
 
-    def continuous_times(self, kind: StageKind, batch: Array, depth: int) -> PhaseTimes:
-        """Both phases together in reading `continuous`: their sum alone is a time there."""
+    def continuous_times(self, kind: StageKind, batch: Array, depth: int | Array) -> PhaseTimes:
+        """Both phases together in reading `continuous`: their sum alone is a time there.
+
+        depth: one for all batches, or one for each.
+        """
         num_steps = depth * self.workload.output_tokens
         return _combine(
             lambda decode, added: num_steps * (decode + added),
@@ -214,26 +225,11 @@ class Estimator:
         )
 
     def _step_times(
-        self, kind: StageKind, batch: Array, depth: int
+        self, kind: StageKind, batch: Array, depth: int | Array
     ) -> tuple[PhaseTimes, PhaseTimes]:
         """One step of a group that decodes, and what prompts add to it on average."""
-        workload, model = self.workload, self.model
-        groups = pace(batch, depth, workload, self.fidelity.max_tokens_per_pass)
-        context = model.cached_tokens(workload.mean_held_tokens)
-        decode = decode_pass(batch / depth, context)
-        prompts = prefill_pass(
-            model, groups.num_prompts, workload.input_tokens, self.fidelity.traits
-        )
-        # Matrix products and messages see all tokens at once; attention runs over each kind apart.
-        mixed = replace(
-            prompts,
-            num_tokens=prompts.num_tokens + decode.num_tokens,
-            logit_rows=prompts.logit_rows + decode.logit_rows,
-        )
-        decode_s = self._pass_times(kind, decode, self.attention_s(kind, decode))
-        mixed_s = self._pass_times(
-            kind, mixed, self.attention_s(kind, decode) + self.attention_s(kind, prompts)
-        )
+        groups = pace(batch, depth, self.workload, self.fidelity.max_tokens_per_pass)
+        decode_s, mixed_s = self.group_times(kind, batch / depth, groups.num_prompts)
         added_s = _combine(
             # A kernel may do more tokens faster; no step goes faster for having more to do.
             lambda mixed, decode: groups.num_mixed * np.maximum(mixed - decode, 0.0),
@@ -241,6 +237,31 @@ class Estimator:
             decode_s,
         )
         return decode_s, added_s
+
+    def group_times(
+        self, kind: StageKind, group: Array, num_prompts: Array
+    ) -> tuple[PhaseTimes, PhaseTimes]:
+        """One step of groups of so many requests: one that decodes only, and one with prompts.
+
+        Reading `continuous`: all that depends on operations there. Both grow with both arguments
+        where the fidelity `is_monotone`.
+        """
+        context = self.model.cached_tokens(self.workload.mean_held_tokens)
+        decode = decode_pass(group, context)
+        prompts = prefill_pass(
+            self.model, num_prompts, self.workload.input_tokens, self.fidelity.traits
+        )
+        # Matrix products and messages see all tokens at once; attention runs over each kind apart.
+        mixed = replace(
+            prompts,
+            num_tokens=prompts.num_tokens + decode.num_tokens,
+            logit_rows=prompts.logit_rows + decode.logit_rows,
+        )
+        attention_s = self.attention_s(kind, decode)
+        return (
+            self._pass_times(kind, decode, attention_s),
+            self._pass_times(kind, mixed, attention_s + self.attention_s(kind, prompts)),
+        )
 
     def attention_s(self, kind: StageKind, work: Pass) -> Quantity:
         """Seconds of one layer's attention for one pass."""
@@ -360,14 +381,13 @@ class Estimator:
     def phase_s(self, stages: Sequence[Stage], batch: int) -> tuple[list[float], list[float]]:
         """Prefill and decode seconds of each stage for a whole batch, hops included."""
         sizes = np.array([float(batch)])
-        prefill: list[float] = []
-        decode: list[float] = []
-        for index, stage in enumerate(stages):
-            prefill_times = self.prefill_times(stage.kind, sizes)
-            decode_times = self.decode_times(stage.kind, sizes, len(stages))
-            prefill.append(self._stage_s(stages, index, prefill_times))
-            decode.append(self._stage_s(stages, index, decode_times))
-        return prefill, decode
+        kinds = {stage.kind for stage in stages}
+        prefill = {kind: self.prefill_times(kind, sizes) for kind in kinds}
+        decode = {kind: self.decode_times(kind, sizes, len(stages)) for kind in kinds}
+        return (
+            [self._stage_s(stages, i, prefill[one.kind]) for i, one in enumerate(stages)],
+            [self._stage_s(stages, i, decode[one.kind]) for i, one in enumerate(stages)],
+        )
 
     def _stage_s(self, stages: Sequence[Stage], index: int, times: PhaseTimes) -> float:
         """The time of one stage for one batch: its layers, and the logits or the hop."""

@@ -31,16 +31,19 @@ from placement.workload import Workload
 class Pace:
     """Of pipelines, by batch.
 
-    num_prompts: computed in a mixed step. share_mixed: mixed steps of all. num_mixed: the same,
-    each with the times that it counts.
+    num_prompts: computed in a mixed step. share_mixed: mixed steps of all. spread: g of the
+    formula. num_mixed: mixed steps of all, each with the times that it counts. All but the last
+    follow from the size of a group alone: share and spread grow with it, and prompts up to a size,
+    from which on they fall.
     """
 
     num_prompts: Array
     share_mixed: Array
+    spread: Array
     num_mixed: Array
 
 
-def pace(batch: Array, depth: int, workload: Workload, max_tokens_per_pass: int) -> Pace:
+def pace(batch: Array, depth: int | Array, workload: Workload, max_tokens_per_pass: int) -> Pace:
     """The pace of `batch` requests in flight over `depth` stages."""
     group = batch / depth
     prompts = group / workload.output_tokens
@@ -55,5 +58,11 @@ def pace(batch: Array, depth: int, workload: Workload, max_tokens_per_pass: int)
     return Pace(
         num_prompts=num_prompts,
         share_mixed=share,
-        num_mixed=share * depth / (1 + (depth - 1) * spread),
+        spread=spread,
+        num_mixed=share * times_counted(depth, spread),
     )
+
+
+def times_counted(depth: int | Array, spread: Array) -> Array:
+    """How often a mixed step counts: φ / λ of the formula. Grows with depth, falls with spread."""
+    return np.asarray(depth / (1 + (depth - 1) * spread))

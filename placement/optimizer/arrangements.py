@@ -80,6 +80,7 @@ class Arranger:
     def __init__(self, rates: Rates, stages: StageLayers, shares: Array, max_share: float) -> None:
         self.rates = rates
         self.layers = stages.layers[0]
+        self.depth = int(stages.deep[0])
         self.shares = shares
         self.max_share = max_share
         self._cuts: dict[tuple[int, int], _Front[_Cut]] = {}
@@ -89,15 +90,15 @@ class Arranger:
 
         counts, shapes: [class].
         """
-        depth, num_layers = self.rates.depth, self.rates.num_layers
+        depth, num_layers = self.depth, self.rates.num_layers
         front: _Front[tuple[tuple[Machine, _Cut], ...]] = _Front(self.max_share)
         front.add((0, 0, 0), (0.0,) * len(self.shares), ())
         for column, count in enumerate(counts):
             for _ in range(int(count)):
                 front = self._with_machine(front, column, int(shapes[column]))
-        done = front.entries.get((DONE, num_layers, depth or 0), [])
+        done = front.entries.get((DONE, num_layers, depth), [])
         for column in np.flatnonzero(counts):
-            cuts = self.cuts(int(shapes[column]), ONLY).entries.get((num_layers, depth or 0), [])
+            cuts = self.cuts(int(shapes[column]), ONLY).entries.get((num_layers, depth), [])
             done += [(shares, ((Machine(int(column), ONLY, None), cut),)) for shares, cut in cuts]
         if not done:
             return None
@@ -117,7 +118,7 @@ class Arranger:
         self, front: _Front[tuple[tuple[Machine, _Cut], ...]], column: int, shape: int
     ) -> _Front[tuple[tuple[Machine, _Cut], ...]]:
         new: _Front[tuple[tuple[Machine, _Cut], ...]] = _Front(self.max_share)
-        depth = self.rates.depth or 0
+        depth = self.depth
         for (state, layers, num), shares, laid in front:
             new.add((state, layers, num), shares, laid)
             for place, befores in BEFORE.items():
@@ -160,7 +161,7 @@ class Arranger:
         return front
 
     def _key(self, key: tuple[int, int]) -> tuple[int, int]:
-        return key if self.rates.depth else (key[0], 0)
+        return key if self.depth else (key[0], 0)
 
     def _near(self, shape: int) -> list[_Front[_Cut]]:
         """By number of GPUs: stages that hand on inside the machine."""

@@ -20,6 +20,8 @@ from placement.optimizer.rates import (
     NO_END,
     ONE_END,
     Ints,
+    Mask,
+    Ranges,
     Rates,
 )
 from placement.roofline import Array
@@ -51,28 +53,36 @@ SLACK = 1e-12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
     """times: [box, resource, part, shape, tp]. layers: [box, place of stage, shape, tp]; 0 or less
-    where a stage cannot hold one layer."""
+    where a stage cannot hold one layer. shallow..deep: [box], numbers of stages of the pipelines
+    meant; `ANY_DEPTH` where they are not counted."""
 
     times: Array
     layers: Array
+    shallow: Ints
+    deep: Ints
 
-    def take(self, rows: Ints) -> StageLayers:
-        return StageLayers(times=self.times[rows], layers=self.layers[rows])
+    def take(self, rows: Ints | Mask) -> StageLayers:
+        return StageLayers(
+            times=self.times[rows],
+            layers=self.layers[rows],
+            shallow=self.shallow[rows],
+            deep=self.deep[rows],
+        )
 
 
-def stage_layers(rates: Rates, low: Ints, high: Ints, most: Array) -> StageLayers:
-    """The most layers of a stage of each kind, for any batch in low..high and limits `most`."""
-    times = rates.least_times(low, high)
+def stage_layers(rates: Rates, ranges: Ranges, most: Array) -> StageLayers:
+    """The most layers of a stage of each kind, for all of a range, and limits `most`."""
+    times = rates.least_times(ranges)
     limit = (most * (1 + SLACK))[:, :, None, None]
     by_end = [
         np.floor((limit - times[:, :, end]) / times[:, :, LAYER]).min(axis=1)
         for end in (NEAR, FAR, LOGITS)
     ]
-    fits = rates.layers[low]
+    fits = rates.layers[ranges.low]
     layers = np.stack(
         [np.minimum(by_end[end - NEAR], fits[:, ends]) for end, ends in STAGE_ENDS], axis=1
     )
-    return StageLayers(times=times, layers=layers)
+    return StageLayers(times=times, layers=layers, shallow=ranges.shallow, deep=ranges.deep)
 
 
 def machine_layers(rates: Rates, stages: StageLayers) -> Array:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from placement.estimator import StageKind
 from placement.hardware import Shape
 from placement.optimizer.cluster import Cluster
-from placement.optimizer.rates import LAYER, allowed_tps, tabulate
+from placement.optimizer.rates import LAYER, allowed_tps
 from placement.roofline import Array
 
 
@@ -59,25 +58,7 @@ def _best_split(shape: Shape, speed: dict[int, float]) -> float:
 
 
 def _least_layer_s(cluster: Cluster) -> Array:
-    """[shape, tp]: seconds of a layer per request, less than at any batch and depth.
-
-    Reading `continuous`: the time of a group of b requests in one of D stages grows with b, and for
-    the same b with D. So per request it is at least that of one stage with i requests over i + 1,
-    for i ≤ b < i + 1.
-    """
-    if cluster.estimator.fidelity.reading == "batch":
-        rates = tabulate(cluster.estimator, cluster.shapes, cluster.layers, None)
-        return np.asarray(rates.times[1:, :, LAYER].sum(axis=1).min(axis=0))
-    tps = allowed_tps(cluster.estimator, cluster.shapes)
-    batch = np.arange(1, len(cluster.layers), dtype=np.float64)
-    # Of less than one request each in as many groups as there may be.
-    first = np.array([1.0 / max(depth for depth in cluster.depths if depth is not None)])
-    least = np.full((len(cluster.shapes), len(tps)), np.inf)
-    for column, shape in enumerate(cluster.shapes):
-        for row, tp in enumerate(tps):
-            if tp <= shape.num_gpus:
-                kind = StageKind(shape=shape, tp=tp)
-                sizes = np.concatenate([first, batch])
-                seconds = cluster.estimator.continuous_times(kind, sizes, 1).layer_s
-                least[column, row] = (seconds / np.concatenate([[1.0], batch + 1])).min()
-    return least
+    """[shape, tp]: seconds of a layer per request, no more than at any batch and depth."""
+    rates = cluster.rates
+    times = rates.least_times(rates.starts())[:, :, LAYER]
+    return np.asarray(times.sum(axis=1).min(axis=0))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from placement.estimator import Estimator
 from placement.hardware import Offer, Shape
+from placement.optimizer.bounded import bound_rates
 from placement.optimizer.latency import LatencyLimits, latency_limits
 from placement.optimizer.machines import MachineClass, merge_offers
-from placement.optimizer.rates import Ints, Rates, layer_limits, tabulate
+from placement.optimizer.rates import ANY_DEPTH, Ints, Rates, layer_limits, tabulate
 from placement.plan import Goal
 from placement.roofline import Array
 
@@ -31,7 +33,6 @@ class Cluster:
     shape_of: Ints
     layers: Array
     latency: LatencyLimits | None
-    _rates: dict[int | None, Rates] = field(default_factory=dict, repr=False)
 
     @property
     def num_layers(self) -> int:
@@ -58,19 +59,24 @@ class Cluster:
         return np.array([one.interruptions_per_hour for one in self.classes])
 
     @property
-    def depths(self) -> Sequence[int | None]:
-        """Numbers of stages that a pipeline may have; [None] where times do not depend on it."""
-        if self.estimator.fidelity.reading == "batch":
-            return [None]
+    def has_depths(self) -> bool:
+        """Whether times depend on the number of stages."""
+        return self.estimator.fidelity.reading == "continuous"
+
+    @property
+    def depths(self) -> Sequence[int]:
+        """Numbers of stages that a pipeline may have; [ANY_DEPTH] where they are not counted."""
+        if not self.has_depths:
+            return [ANY_DEPTH]
         num_gpus = sum(one.count * one.shape.num_gpus for one in self.classes)
         return range(1, min(num_gpus, self.num_layers) + 1)
 
-    def rates(self) -> Iterator[Rates]:
-        """The tables of each depth. Cached."""
-        for depth in self.depths:
-            if depth not in self._rates:
-                self._rates[depth] = tabulate(self.estimator, self.shapes, self.layers, depth)
-            yield self._rates[depth]
+    @cached_property
+    def rates(self) -> Rates:
+        """The times of all kinds of stages. Times that were computed once are kept."""
+        if self.has_depths and self.estimator.fidelity.is_monotone:
+            return bound_rates(self.estimator, self.shapes, self.layers, max(self.depths))
+        return tabulate(self.estimator, self.shapes, self.layers, self.depths)
 
     def availability(self, counts: Ints) -> Array:
         """[set]: of the machines in each row of `counts`, [set, class]."""

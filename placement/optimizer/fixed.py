@@ -17,8 +17,9 @@ from placement.optimizer.capacity import (
     counted_layers,
     machine_layers,
 )
+from placement.optimizer.knapsack import COUNTED
 from placement.optimizer.places import BEFORE, DONE, Machine, in_order
-from placement.optimizer.rates import Ints, Rates
+from placement.optimizer.rates import ANY_DEPTH, Ints, Rates
 from placement.roofline import Array
 
 
@@ -49,25 +50,33 @@ class FixedMachines:
             used[:, shape] |= self.counts[groups, column] > 0
         return used
 
-    def cost(self, groups: Ints, rates: Rates, stages: StageLayers, limit: Array) -> Array:
-        """[box]: 1 where the group of the box holds all layers, else ∞."""
+    def cost(
+        self, groups: Ints, rates: Rates, stages: StageLayers, limit: Array, certainty: Array
+    ) -> Array:
+        """[box]: 1 where the group of the box holds all layers, else ∞.
+
+        Stages are not counted where the box is wide.
+        """
+        del limit
         counts = self.counts[groups]
         held = total_layers(counts, machine_layers(rates, stages)[:, :, self.shapes])
         holds = held >= self.num_layers
-        if rates.depth is not None:
-            rows = np.flatnonzero(holds)
-            counted = counted_layers(rates, stages.take(rows), rates.depth)[..., self.shapes]
-            holds[rows] = total_counted(counts[rows], counted, rates.depth) >= self.num_layers
+        is_counted = holds & (stages.deep != ANY_DEPTH) & (certainty >= COUNTED)
+        for depth in np.unique(stages.deep[is_counted]):
+            rows = np.flatnonzero(is_counted & (stages.deep == depth))
+            counted = counted_layers(rates, stages.take(rows), depth)[..., self.shapes]
+            held = total_counted(counts[rows], counted, stages.shallow[rows], depth)
+            holds[rows] = held >= self.num_layers
         return np.where(holds, 1.0, np.inf)
 
     def machines(self, group: int, rates: Rates, stages: StageLayers) -> list[Machine]:
         """The machines of a group in the order that holds most. stages: of one box."""
-        counts = self.counts[group]
-        if rates.depth is None:
+        counts, depth = self.counts[group], int(stages.deep[0])
+        if depth == ANY_DEPTH:
             places = machine_layers(rates, stages)[0][:, self.shapes]
             return [Machine(column, place, None) for column, place in arrange(counts, places)]
-        counted = counted_layers(rates, stages, rates.depth)[..., self.shapes]
-        return arrange_counted(counts, counted, rates.depth)
+        counted = counted_layers(rates, stages, depth)[..., self.shapes]
+        return arrange_counted(counts, counted, depth)
 
 
 def total_layers(counts: Ints, places: Array) -> Array:
@@ -96,10 +105,14 @@ def _best_pair(counts: Ints, as_first: Array, as_last: Array) -> Array:
     return np.where(is_clash, apart, best_first + best_last)
 
 
-def total_counted(counts: Ints, counted: Array, depth: int) -> Array:
-    """As `total_layers`, for pipelines of exactly `depth` stages."""
-    chain = stage_table(counts, counted, depth)[-1][:, DONE, depth]
-    return np.asarray(np.maximum(chain, _alone(counts, counted, depth).max(axis=1)))
+def total_counted(counts: Ints, counted: Array, shallow: Ints, depth: int) -> Array:
+    """As `total_layers`, for pipelines of shallow..depth stages. shallow: [box]."""
+    by_depth = stage_table(counts, counted, depth)[-1][:, DONE].copy()
+    for num in range(1, depth + 1):
+        alone = _alone(counts, counted, num).max(axis=1)
+        by_depth[:, num] = np.maximum(by_depth[:, num], alone)
+    is_meant = np.arange(depth + 1) >= shallow[:, None]
+    return np.asarray(np.where(is_meant, by_depth, -np.inf).max(axis=1))
 
 
 def _alone(counts: Ints, counted: Array, depth: int) -> Array:

@@ -70,12 +70,12 @@ class Packing:
             rows += [(share * self.rps, 0.0) for share in shares]
         return rows
 
-    def duals(self, solution: Solution) -> Duals:
-        """A relaxed solution's duals by what they are of."""
-        goal, rest = self.goal, [float(dual) for dual in solution.duals[self.counts.shape[1] :]]
+    def duals(self, values: Array) -> Duals:
+        """A program's duals by what they are of."""
+        goal, rest = self.goal, [float(dual) for dual in values[self.counts.shape[1] :]]
         return Duals(
             goal=goal,
-            counts=solution.duals[: self.counts.shape[1]],
+            counts=values[: self.counts.shape[1]],
             price=rest.pop(0) if goal.max_price_usd_per_hour is not None else 0.0,
             load=rest.pop(0) if goal.load_rps is not None else 0.0,
             on_demand=rest.pop(0) if goal.on_demand_share > 0 else 0.0,

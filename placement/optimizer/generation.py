@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from placement.optimizer.ceilings import machine_rps
 from placement.optimizer.cluster import Cluster
 from placement.optimizer.columns import Column
 from placement.optimizer.fleet import Packing, make_packing
 from placement.optimizer.pricing import best_ratio
-from placement.optimizer.programs import Solution, solve_program
+from placement.optimizer.programs import Program, solve_program
 from placement.roofline import Array
 
 # Columns are sought until no ratio of worth to cost exceeds 1 by more than this.
@@ -28,7 +29,13 @@ _TOLERANCE = 1e-9
 # Classes without a dual price cost this share of the mean, so that ratios stay finite.
 _LEAST_COST = 1e-7
 _MAX_ROUNDS = 200
-_GREEDY_TOLERANCE = 0.05
+# Share of the duals of the best bound in those that are priced next: the program's alone jump far
+# (Wentges, Weighted Dantzig-Wolfe decomposition, 1997).
+_SMOOTHING = 0.5
+_LEAST_EXCESS = 0.2
+# Pipelines are priced up to this share of the gap that is left, and no more roughly than that.
+_GAP_SHARE, _ROUGHEST = 0.25, 0.05
+_GREEDY_TOLERANCE = 0.2
 _MAX_GREEDY = 6
 
 
@@ -68,11 +75,13 @@ class Aim:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxed:
     """bound: no fleet is worth more. costs: [class], duals that prove it: no pipeline's throughput
-    is worth more than its machines cost, at `worth` for a request per second."""
+    is worth more than its machines cost, at `worth` for a request per second. duals: [row] of the
+    program, from which they come."""
 
     bound: float
     costs: Array
     worth: float
+    duals: Array
 
 
 def greedy_columns(cluster: Cluster, is_over: Callable[[], bool]) -> list[Column]:
@@ -101,39 +110,69 @@ def greedy_columns(cluster: Cluster, is_over: Callable[[], bool]) -> list[Column
 
 
 def generate(
-    pool: Pool, aim: Aim, *, tolerance: float = _TOLERANCE, is_over: Callable[[], bool]
+    pool: Pool,
+    aim: Aim,
+    *,
+    tolerance: float = _TOLERANCE,
+    best: Relaxed | None = None,
+    is_over: Callable[[], bool],
 ) -> Relaxed | None:
-    """Add columns until none can help; None where the columns known meet no limits of the goal."""
-    best: Relaxed | None = None
+    """Add columns until none can help; None where the columns known meet no limits of the goal.
+
+    best: what is proven so far for the same aim.
+    """
+    smoothing = _SMOOTHING
     for _ in range(_MAX_ROUNDS):
         packing = pool.packing
-        solution = solve_program(packing.program(aim.profit(packing)), is_integer=False)
+        program = packing.program(aim.profit(packing))
+        solution = solve_program(program, is_integer=False)
         if solution is None:
             return best
-        relaxed, num_new = _improve(pool, packing, solution, aim, tolerance, is_over)
-        if best is None or relaxed.bound < best.bound:
+        known = _guess(pool.cluster, aim, program) if best is None else best.duals
+        gap = np.inf
+        if best is not None:
+            gap = (best.bound - solution.value) / max(abs(solution.value), 1e-300)
+        if gap <= tolerance:
+            break
+        share = 1.0 if best is None else smoothing
+        duals = share * known + (1 - share) * solution.duals
+        rough = min(max(_GAP_SHARE * gap, tolerance / 2), _ROUGHEST)
+        relaxed, num_new = _improve(pool, packing, program, duals, aim, rough, is_over)
+        is_better = best is None or relaxed.bound < best.bound
+        if is_better:
             best = relaxed
-        if num_new == 0 or is_over():
+        if is_over() or (num_new == 0 and not is_better and smoothing == 0.0):
             break
-        if best.bound <= solution.value + tolerance * abs(solution.value):
-            break
+        # Duals in between are worth something as long as they lead on.
+        smoothing = _SMOOTHING if num_new or is_better else 0.0
     return best
+
+
+def _guess(cluster: Cluster, aim: Aim, program: Program) -> Array:
+    """Duals to begin with: a machine is worth the throughput that it adds at most."""
+    duals = np.zeros(len(program.limits))
+    worth = aim.rps_worth * machine_rps(cluster) - aim.price_worth * cluster.prices
+    duals[: len(cluster.classes)] = np.maximum(worth, 0.0)
+    return duals
 
 
 def _improve(
     pool: Pool,
     packing: Packing,
-    solution: Solution,
+    program: Program,
+    dual_values: Array,
     aim: Aim,
     tolerance: float,
     is_over: Callable[[], bool],
 ) -> tuple[Relaxed, int]:
     """One round of pricing in every pool of classes: the bound, and how many columns are new."""
     cluster = pool.cluster
-    duals = packing.duals(solution)
+    duals = packing.duals(dual_values)
     costs = np.maximum(duals.counts, 0) + (aim.price_worth + duals.price) * cluster.prices
     floored = np.maximum(costs, _LEAST_COST * max(float(costs.mean()), 1e-300))
-    num_new, excess, most_worth = 0, 1.0, 0.0
+    # Duals that are too high all over can be lowered, but for those that prices set a floor.
+    least = 1.0 if aim.price_worth + duals.price else _LEAST_EXCESS
+    num_new, excess, most_worth = 0, least, 0.0
     for classes, worth in duals.pools(cluster, aim.rps_worth):
         if worth <= 0:
             continue
@@ -142,7 +181,7 @@ def _improve(
             cluster,
             np.where(classes, cluster.counts, 0),
             floored,
-            floor=1 / worth,
+            floor=least / worth,
             tolerance=tolerance,
             cap_rps=np.inf if aim.rps_worth else cluster.goal.load_rps or np.inf,
             is_over=is_over,
@@ -155,5 +194,9 @@ def _improve(
         slack = min(
             slack, duals.load * (1 - 1 / excess) + float(cluster.counts @ (floored - costs))
         )
-    bound = solution.value + slack
-    return Relaxed(bound=bound, costs=excess * floored, worth=most_worth), num_new
+    return Relaxed(
+        bound=float(program.limits @ dual_values) + slack,
+        costs=excess * floored,
+        worth=most_worth,
+        duals=dual_values,
+    ), num_new

@@ -24,11 +24,16 @@ from placement.optimizer.capacity import (
     machine_layers,
 )
 from placement.optimizer.places import BEFORE, DONE, Machine, in_order
-from placement.optimizer.rates import Ints, Rates
+from placement.optimizer.rates import ANY_DEPTH, Ints, Rates
 from placement.roofline import Array
 
 # Boxes whose tables are held at once, in entries.
 _MAX_ENTRIES = 4_000_000
+# How much of a box's throughput bound must be certain before its stages are counted, and before
+# machines get their places.
+COUNTED, PLACED = 0.8, 0.97
+# Layers that an end is known to hold less, at most.
+_MOST_LOST = 8
 # States from which a machine in each place may be added, and to which it leads (as in `BEFORE`).
 _FROM = {MIDDLE: slice(None), FIRST: slice(0, None, 2), LAST: slice(0, 2)}
 _TO = {MIDDLE: slice(None), FIRST: slice(1, None, 2), LAST: slice(2, None)}
@@ -60,34 +65,42 @@ class CheapestMachines:
         used[self.shapes[self.counts > 0]] = True
         return np.tile(used, (len(groups), 1))
 
-    def cost(self, groups: Ints, rates: Rates, stages: StageLayers, limit: Array) -> Array:
+    def cost(
+        self, groups: Ints, rates: Rates, stages: StageLayers, limit: Array, certainty: Array
+    ) -> Array:
         """[box]: the least price of machines that hold all layers.
 
-        Where it exceeds `limit` for any number of stages, stages are not counted.
+        A lower bound where it exceeds `limit`, and where the box is wide: there stages are not
+        counted, or any machines may be the ends.
         """
         held = machine_layers(rates, stages)
         free = self._quick_cost(held, is_bound=True)
-        rows = np.flatnonzero(free <= limit)
+        is_worthwhile = free <= limit
+        rows = np.flatnonzero(is_worthwhile)
         if len(rows):
             # Mostly machines are so many that it makes no difference which of them are the ends.
             reached = self._quick_cost(held[rows], is_bound=False)
-            rows = rows[reached > free[rows]]
+            is_rough = (certainty[rows] < COUNTED) & np.isfinite(reached)
+            rows = rows[(reached > free[rows]) & ~is_rough]
         if len(rows):
             free[rows] = self._free_cost(held[rows][:, :, None])
-        if rates.depth is None:
-            return free
-        rows = np.flatnonzero(free <= limit)
-        if len(rows):
-            counted = counted_layers(rates, stages.take(rows), rates.depth)
-            free[rows] = self._counted_cost(counted, rates.depth)
+        is_counted = (free <= limit) & (stages.deep != ANY_DEPTH) & (certainty >= COUNTED)
+        for depth in np.unique(stages.deep[is_counted]):
+            rows = np.flatnonzero(is_counted & (stages.deep == depth))
+            counted, shallow = counted_layers(rates, stages.take(rows), depth), stages.shallow[rows]
+            free[rows] = np.maximum(free[rows], self._any_ends_cost(counted, shallow, depth))
+            left = np.flatnonzero((free[rows] <= limit[rows]) & (certainty[rows] >= PLACED))
+            if len(left):
+                free[rows[left]] = self._counted_cost(counted[left], shallow[left], depth)
         return free
 
     def machines(self, group: int, rates: Rates, stages: StageLayers) -> list[Machine]:
         """The machines of `cost` of one box."""
         del group
-        if rates.depth is None:
+        depth = int(stages.deep[0])
+        if depth == ANY_DEPTH:
             return self._cheapest(machine_layers(rates, stages)[:, :, None], 0)
-        return self._cheapest(counted_layers(rates, stages, rates.depth), rates.depth)
+        return self._cheapest(counted_layers(rates, stages, depth), depth)
 
     def _quick_cost(self, held: Array, *, is_bound: bool) -> Array:
         """[box]: a lower bound: the two ends may be machines that are in the middle as well.
@@ -123,7 +136,41 @@ class CheapestMachines:
             table = self._add(table, held[..., self.shapes[column]], column, size, 0)
         return np.asarray(np.minimum(table[DONE, 0, :, -1], self._cost_alone(held, 0)))
 
-    def _counted_cost(self, held: Array, depth: int) -> Array:
+    def _any_ends_cost(self, counted: Array, shallow: Ints, depth: int) -> Array:
+        """[box]: a lower bound of `_counted_cost`: any machines are the ends, for the layers that
+        it takes the cheapest ends away from what they hold in the middle."""
+        alone = counted
+        counted = counted[..., self.shapes[self.counts > 0]]
+        held = np.maximum(counted[:, [MIDDLE, FIRST, LAST]].max(axis=1), 0.0).astype(np.int64)
+        lost = np.zeros(len(held), dtype=np.int64)
+        for place in (FIRST, LAST):
+            end = counted[:, place]
+            gap = np.where(end >= 1, held - end, np.inf).min(axis=(1, 2))
+            lost += np.minimum(gap, _MOST_LOST).astype(np.int64)
+        size = self.num_layers + 2 * _MOST_LOST + 1
+        table = np.full((depth + 1, len(held), size), np.inf)
+        table[0, :, 0] = 0.0
+        layers, start = np.arange(size), np.arange(len(held))[:, None] * size
+        used = np.flatnonzero(self.counts)
+        for column, _ in self._bundles(depth):
+            more = held[:, :, np.searchsorted(used, column)]
+            new = table.copy()
+            for num in range(1, held.shape[1] + 1):
+                if not more[:, num - 1].any():
+                    continue
+                before = start + np.maximum(layers - more[:, num - 1, None], 0)
+                option = table[: depth + 1 - num].reshape(depth + 1 - num, -1)[:, before]
+                option += self.prices[column]
+                np.minimum(new[num:], option, out=new[num:])
+            table = new
+        needed = table[:, np.arange(len(held)), self.num_layers + lost]
+        for num in range(1, depth + 1):
+            needed[num] = np.minimum(needed[num], self._cost_alone(alone, num))
+        is_meant = np.arange(depth + 1)[:, None] >= shallow
+        return np.asarray(np.where(is_meant, needed, np.inf).min(axis=0))
+
+    def _counted_cost(self, held: Array, shallow: Ints, depth: int) -> Array:
+        """[box]: the least price of machines in shallow..depth stages."""
         costs = []
         num = max(1, _MAX_ENTRIES // (NUM_PLACES * (depth + 1) * (self.num_layers + 1)))
         for begin in range(0, len(held), num):
@@ -131,7 +178,11 @@ class CheapestMachines:
             table = self._start(len(part), depth)
             for column, size in self._bundles(depth):
                 table = self._add(table, part[..., self.shapes[column]], column, size, depth)
-            costs.append(np.minimum(table[DONE, depth, :, -1], self._cost_alone(part, depth)))
+            by_depth = table[DONE, :, :, -1]
+            for num in range(1, depth + 1):
+                by_depth[num] = np.minimum(by_depth[num], self._cost_alone(part, num))
+            is_meant = np.arange(depth + 1)[:, None] >= shallow[begin : begin + len(part)]
+            costs.append(np.where(is_meant, by_depth, np.inf).min(axis=0))
         return np.concatenate(costs)
 
     def _cost_alone(self, held: Array, depth: int) -> Array:

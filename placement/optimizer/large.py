@@ -16,8 +16,10 @@ from placement.optimizer.search import TOLERANCE
 
 # Columns are sought to these shares of the bound, one after another; the next only as long as the
 # gap is not closed.
-_TOLERANCES = (2e-2, 5e-3, 1e-3)
+_TOLERANCES = (5e-2, 1e-2, 1e-3)
 _CLOSED = 1e-9
+# The sets that could still matter are few enough below this gap.
+_NARROW = 3e-3
 _MAX_RATIO_STEPS = 20
 _ROUGH = 0.02
 # With so many sets of machines or fewer, those that could close the gap are searched one by one.
@@ -60,17 +62,21 @@ class Generation:
         bound = np.inf
         relaxed = None
         for tolerance in _TOLERANCES:
-            found = generate(self.pool, aim, tolerance=tolerance, is_over=self.clock.is_over)
+            relaxed = generate(
+                self.pool, aim, tolerance=tolerance, best=relaxed, is_over=self.clock.is_over
+            )
             fleet = best_fleet(self.pool.packing)
-            if found is None:
+            if relaxed is None:
                 break
-            if found.bound < bound:
-                bound, relaxed = found.bound, found
+            bound = relaxed.bound
             if fleet is not None:
                 self.clock.tell(fleet.value, sign * bound)
                 if bound - sign * fleet.value <= _CLOSED * abs(bound) or self.clock.is_over():
                     break
-                if relaxed is not None and self._close(aim, relaxed, sign * fleet.value):
+                is_narrow = bound - sign * fleet.value <= _NARROW * abs(bound)
+                if not is_narrow and tolerance > _TOLERANCES[-1]:
+                    continue
+                if self._close(aim, relaxed, sign * fleet.value):
                     closed = best_fleet(self.pool.packing)
                     assert closed is not None, "there was one before"
                     return closed.value
@@ -93,8 +99,7 @@ class Generation:
         for search.tolerance in (_ROUGH, TOLERANCE):
             floor = (sets @ relaxed.costs - (relaxed.bound - worth)) / relaxed.worth
             search.floor = np.maximum(floor * (1 - TOLERANCE), 0.0)
-            for rates in cluster.rates():
-                search.run(rates, is_over=self.clock.is_over)
+            search.run(cluster.rates, is_over=self.clock.is_over)
             self.pool.add(found_columns(cluster, search, range(len(sets))))
             fleet = best_fleet(self.pool.packing)
             worth = worth if fleet is None else max(worth, fleet.value)
@@ -140,7 +145,9 @@ class Generation:
         """No fleet is worth more at this ratio."""
         found = None
         for tolerance in _TOLERANCES:
-            found = generate(self.pool, aim, tolerance=tolerance, is_over=self.clock.is_over)
+            found = generate(
+                self.pool, aim, tolerance=tolerance, best=found, is_over=self.clock.is_over
+            )
         return np.inf if found is None else max(found.bound, 0.0)
 
     def _least_price(self, most_ratio: float) -> float:

@@ -79,7 +79,7 @@ class _Kinds:
 
     def times(self, machine: int, tp: int, depth: int) -> list[list[tuple[float, float]]]:
         """[part][batch]: (prefill, decode) seconds of a layer, a near hop, a far one, logits."""
-        key = (machine, tp, depth if self.cluster.depths[0] is not None else 1)
+        key = (machine, tp, depth if self.cluster.has_depths else 1)
         if key not in self._times:
             estimator = self.cluster.estimator
             kind = StageKind(shape=self.cluster.classes[machine].shape, tp=tp)
@@ -186,7 +186,7 @@ class Beam:
                 end = parts[3][batch]
             prefill.append(stage.num_layers * layer[0] + end[0])
             decode.append(stage.num_layers * layer[1] + end[1])
-        if self.cluster.depths[0] is None:
+        if not self.cluster.has_depths:
             batch_s = max(prefill) + max(decode)
         else:
             batch_s = max(map(sum, zip(prefill, decode, strict=True)))

@@ -18,8 +18,6 @@ from placement.optimizer.rates import Ints
 from placement.optimizer.search import TOLERANCE, Search
 from placement.roofline import Array
 
-_ROUGH = 0.1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
@@ -60,13 +58,9 @@ def best_ratio(
         tolerance=tolerance,
         cap_rps=cap_rps,
     )
-    # Where each depth is searched apart, roughly at first: what is good at one cuts the others.
-    for search.tolerance in (tolerance,) if cluster.depths[0] is None else (_ROUGH, tolerance):
-        search.bound[:] = 0.0
-        for rates in cluster.rates():
-            search.run(rates, is_over=is_over)
+    search.run(cluster.rates, is_over=is_over)
     columns = []
-    for point in search.trail:
+    for point in search.points_of_interest():
         stages, machines, batch = search.stages(0, point)
         column = make_column(cluster, stages, [one.column for one in machines], batch)
         if column.rps > 0:

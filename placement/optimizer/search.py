@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from placement.estimator import Stage
 from placement.optimizer.arrangements import Arrangement, Arranger
 from placement.optimizer.assembly import assemble
 from placement.optimizer.boxes import (
     Boxes,
-    is_no_better,
+    is_as_good,
     join,
     largest_times,
     smallest_times,
@@ -33,16 +32,30 @@ from placement.optimizer.boxes import (
 from placement.optimizer.capacity import SLACK, StageLayers, stage_layers
 from placement.optimizer.latency import LatencyLimits
 from placement.optimizer.places import Machine
-from placement.optimizer.rates import Ints, Rates
+from placement.optimizer.rates import Hint, Ints, Mask, Rates
+from placement.optimizer.seeds import even_points, known_points
 from placement.roofline import Array
 
 # Values are equal within this share; bounds are proven up to it.
 TOLERANCE = 1e-9
-_BOXES_PER_ROUND = 512
+_BOXES_PER_ROUND = 128
+_PROMISING_PER_ROUND = 64
 # A round costs hardly more for so many boxes than for one.
 _BOXES_WORTHWHILE = 64
+# Boxes are split again so often while a round has few of them.
+_MAX_SPLITS = 6
+# Ranges of which times are made exact at most; the others may be closed by what is found there.
+_LOADS_PER_ROUND = 32
 # Ranges of batches in which a pipeline is sought, not only a bound.
-_TRIALS_PER_ROUND = 24
+_TRIALS_PER_ROUND = 8
+# Points that are kept beside the best: of a round, and in the end.
+_SEEN_PER_ROUND, _MAX_SEEN = 6, 10
+# Points of earlier searches that are tried first: the last ones of each, and no more than so many.
+_HINTS_KEPT, _MAX_HINTS = 4, 64
+# Points that are tried to begin with where there are none.
+_SEEDS = 96
+# Share of the best value that a box has to promise for it.
+_PROMISING = 0.97
 
 
 class Covers(Protocol):
@@ -62,14 +75,17 @@ class Covers(Protocol):
         """[class]: the machines that a group may use."""
         ...
 
-    def used(self, group: Ints) -> NDArray[np.bool_]:
+    def used(self, group: Ints) -> Mask:
         """[box, shape]: which shapes the group of the box may use."""
         ...
 
-    def cost(self, group: Ints, rates: Rates, stages: StageLayers, limit: Array) -> Array:
+    def cost(
+        self, group: Ints, rates: Rates, stages: StageLayers, limit: Array, certainty: Array
+    ) -> Array:
         """[box]: the least cost of machines that hold all layers; ∞ where none do.
 
-        Where it exceeds `limit`, any lower bound that does so will do.
+        Where it exceeds `limit`, any lower bound that does so will do; where `certainty` is below
+        1, any.
         """
         ...
 
@@ -80,11 +96,10 @@ class Covers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where the best value of a group was found: batch and limits of the stages' times."""
+    """Where the best value of a group was found."""
 
     rates: Rates
-    batch: int
-    limits: Array
+    hint: Hint
     found: Arrangement | None = None
 
 
@@ -92,8 +107,9 @@ class Search:
     """The best value = gain · throughput / cost of each group, over all calls of `run`.
 
     gain: [group]. floor: [group], values up to which nothing is of interest.
-    best, bound: [group]; bound is proven once all depths have run, and holds if they were cut off.
-    points: where the best of each group is. trail: all that were best once, the last ones last.
+    best, bound: [group]; bound is proven once `run` has ended, and holds if it was cut off.
+    points: where the best of each group is. seen: of the only group, where machines are not given:
+    by batch and depth, the best value there and where it is.
     """
 
     def __init__(
@@ -117,29 +133,33 @@ class Search:
         self.best = np.zeros(len(gain))
         self.bound = np.zeros(len(gain))
         self.points: list[Point | None] = [None] * len(gain)
-        self.trail: list[Point] = []
-        self.num_boxes = 0
+        self.seen: dict[tuple[int, int], tuple[float, Point]] = {}
 
     def run(
         self,
         rates: Rates,
-        groups: Ints | None = None,
         *,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Search all pipelines of one depth. is_over: asked between rounds whether to stop."""
+        """Search all pipelines. is_over: asked between rounds whether to stop."""
         if rates.max_batch < 1:
             return
-        boxes = whole(rates, np.arange(len(self.gain)) if groups is None else groups)
+        boxes = whole(rates, np.arange(len(self.gain)))
+        if not self.covers.is_given and self.latency is None and not is_over():
+            self._seed(rates, boxes)
         while len(boxes):
             bounds = self._bounds(boxes)
             if is_over():
                 np.maximum.at(self.bound, boxes.group, bounds)
                 break
-            chosen = _highest(bounds, _BOXES_PER_ROUND)
+            chosen = _highest(bounds, _BOXES_PER_ROUND) | _highest(
+                bounds * boxes.certainty, _PROMISING_PER_ROUND
+            )
             new = self._round(rates, boxes.take(chosen))
             boxes = join([boxes.take(~chosen), new])
             boxes = boxes.take(self._is_open(boxes))
+        if not self.covers.is_given:
+            rates.hints.extend(point.hint for point in self.points_of_interest()[-_HINTS_KEPT:])
         reached = np.maximum(self.best, self.floor) * (1 + self._given_away)
         self.bound = np.maximum(self.bound, reached)
 
@@ -147,6 +167,13 @@ class Search:
     def _given_away(self) -> float:
         """How much more than the best, as a share, was not sought: none if only for rounding."""
         return self.tolerance if self.tolerance > TOLERANCE else 0.0
+
+    def points_of_interest(self) -> list[Point]:
+        """Of the only group: the best of several batches and depths, the best of all last."""
+        seen = sorted(self.seen.values(), key=lambda entry: entry[0])
+        best = self.points[0]
+        others = [point for _, point in seen[-_MAX_SEEN:] if point is not best]
+        return [*others, *([] if best is None else [best])]
 
     def _reached(self, boxes: Boxes) -> Array:
         """[box]: the value that a pipeline of the box has to exceed."""
@@ -158,20 +185,32 @@ class Search:
         with np.errstate(over="ignore"):
             return np.asarray(self.gain[boxes.group] * boxes.factor * rate / boxes.cost)
 
-    def _is_open(self, boxes: Boxes) -> NDArray[np.bool_]:
+    def _is_open(self, boxes: Boxes) -> Mask:
         return self._bounds(boxes) > self._reached(boxes) * (1 + self.tolerance)
 
     def _round(self, rates: Rates, boxes: Boxes) -> Boxes:
         """The halves of the boxes, as far as they are still open."""
-        self.num_boxes += len(boxes)
-        boxes = self._clip(boxes)
-        is_single = boxes.low == boxes.high
-        single = self._visit_single(rates, boxes.take(is_single))
-        ranges = self._visit_ranges(rates, boxes.take(~is_single))
+        boxes, stages = self._weigh(rates, self._clip(boxes))
+        is_single = rates.is_exact(boxes.ranges) & (boxes.low == boxes.high)
+        single = self._visit_single(rates, boxes.take(is_single), stages.take(is_single))
+        ranges = self._visit_ranges(rates, boxes.take(~is_single), stages.take(~is_single))
         kept = join([single, ranges])
-        parts = split(kept.take(self._is_open(kept)))
-        while 0 < len(parts) < _BOXES_WORTHWHILE:
-            parts = split(parts)
+        return self._divide(rates, kept.take(self._is_open(kept)))
+
+    def _divide(self, rates: Rates, boxes: Boxes) -> Boxes:
+        """Boxes split, or their times made exact where that says more."""
+        wholes = []
+        for _ in range(_MAX_SPLITS):
+            ranges = boxes.ranges
+            boxes, whole_ones = split(boxes, rates.can_load(ranges) & ~rates.is_exact(ranges))
+            wholes.append(whole_ones)
+            if len(boxes) >= _BOXES_WORTHWHILE:
+                break
+        ready = join(wholes)
+        best = _highest(self._bounds(ready), _LOADS_PER_ROUND)
+        if len(ready):
+            rates.load(ready.ranges.take(best))
+        parts = join([boxes, ready])
         return parts.take(self._is_open(parts))
 
     def _clip(self, boxes: Boxes) -> Boxes:
@@ -185,9 +224,8 @@ class Search:
         others = boxes.least.sum(axis=1, keepdims=True) - boxes.least
         return replace(boxes, most=np.minimum(boxes.most, room[:, None] - others))
 
-    def _visit_single(self, rates: Rates, boxes: Boxes) -> Boxes:
+    def _visit_single(self, rates: Rates, boxes: Boxes, stages: StageLayers) -> Boxes:
         """Boxes of one batch: their limits drawn in to stage times that are possible."""
-        boxes, stages = self._weigh(rates, boxes)
         if not len(boxes):
             return boxes
         used = self.covers.used(boxes.group)
@@ -204,39 +242,70 @@ class Search:
         is_open = np.asarray((boxes.least <= boxes.most * (1 + SLACK)).all(axis=1))
         return boxes.take(is_open)
 
-    def _visit_ranges(self, rates: Rates, boxes: Boxes) -> Boxes:
-        """Boxes of several batches. Where the largest can do all that any can, only it stays."""
-        boxes, any_batch = self._weigh(rates, boxes)
-        if not len(boxes):
+    def _visit_ranges(self, rates: Rates, boxes: Boxes, stages: StageLayers) -> Boxes:
+        """Boxes of several batches. Where the largest can do all that any can, it leads them, and
+        only it stays if its times are exact."""
+        if self.latency is not None or not len(boxes):
             return boxes
-        largest = stage_layers(rates, boxes.high, boxes.high, boxes.most)
-        used = self.covers.used(boxes.group)
-        if self.latency is None:
-            top = np.flatnonzero(_highest(self._bounds(boxes), _TRIALS_PER_ROUND))
-            tried, held = boxes.take(top), largest.take(top)
-            cost = self._cost(rates, tried, held)
-            # Above the limit it may be a bound that no machines reach.
-            cost = np.where(cost <= self._limit(tried), cost, np.inf)
-            most = np.minimum(tried.most, largest_times(held, used[top]))
-            self._record(rates, replace(tried, most=most), cost)
-        is_same = is_no_better(any_batch, largest, used)
-        if self.latency is not None:
-            is_same[:] = False
-        return replace(boxes, low=np.where(is_same, boxes.high, boxes.low))
+        lead = rates.lead(boxes.ranges)
+        is_exact = rates.is_exact(boxes.ranges)
+        is_led = is_as_good(
+            stage_layers(rates, lead, boxes.most), stages, self.covers.used(boxes.group)
+        )
+        self._try(rates, boxes)
+        low = np.where(is_led & is_exact, lead.low, boxes.low)
+        return replace(boxes, low=low, is_led=is_led & ~is_exact)
+
+    def _try(self, rates: Rates, boxes: Boxes, num: int = _TRIALS_PER_ROUND) -> None:
+        """Pipelines at the largest batch and smallest depth of the boxes that promise most.
+
+        A promise: the value of the machines of a box, as slow as its pipelines may be.
+        """
+        promise = self._bounds(boxes) * boxes.certainty
+        is_worthwhile = promise > self._reached(boxes) * _PROMISING
+        tried = boxes.take(is_worthwhile)
+        tried = tried.take(_highest(promise[is_worthwhile], num))
+        if len(tried):
+            self._reach(rates, replace(tried, low=tried.high, deep=tried.shallow))
+
+    def _seed(self, rates: Rates, boxes: Boxes) -> None:
+        """Pipelines to begin with: where other searches found theirs, or where all stages of a
+        pipeline are of one kind and hold equally many layers."""
+        if rates.hints:
+            self._reach(rates, known_points(boxes, rates.hints[-_MAX_HINTS:]))
+        if not self.best.any():
+            tried = even_points(boxes, rates, self.covers.used(boxes.group[:1])[0])
+            stages = stage_layers(rates, tried.ranges, tried.most)
+            cost = self._cost(rates, tried, stages, np.zeros(len(tried), dtype=bool))
+            self._try(rates, replace(tried, cost=np.maximum(tried.cost, cost)), _SEEDS)
+
+    def _reach(self, rates: Rates, tried: Boxes) -> None:
+        """Record what machines reach at the points of these boxes, [box]: one batch and depth."""
+        rates.load(tried.ranges)
+        held = stage_layers(rates, tried.ranges, tried.most)
+        cost = self._cost(rates, tried, held, np.ones(len(tried), dtype=bool))
+        # Above the limit it may be a bound that no machines reach.
+        cost = np.where(cost <= self._limit(tried), cost, np.inf)
+        used = self.covers.used(tried.group)
+        most = np.minimum(tried.most, largest_times(held, used))
+        self._record(rates, replace(tried, most=most), cost)
 
     def _weigh(self, rates: Rates, boxes: Boxes) -> tuple[Boxes, StageLayers]:
         """Boxes that are open once their cost and latency are bounded, with their stages."""
-        stages = stage_layers(rates, boxes.low, boxes.high, boxes.most)
-        boxes = replace(boxes, cost=np.maximum(self._cost(rates, boxes, stages), boxes.cost))
+        stages = stage_layers(rates, boxes.ranges, boxes.most)
+        is_point = rates.is_exact(boxes.ranges) & (boxes.low == boxes.high)
+        cost = self._cost(rates, boxes, stages, is_point)
+        boxes = replace(boxes, cost=np.maximum(cost, boxes.cost))
         if self.latency is not None:
             factor = self.latency.bound(boxes, rates, stages, self.covers.used(boxes.group))
             boxes = replace(boxes, factor=np.minimum(boxes.factor, factor))
         is_open = np.flatnonzero(self._is_open(boxes))
         return boxes.take(is_open), stages.take(is_open)
 
-    def _cost(self, rates: Rates, boxes: Boxes, stages: StageLayers) -> Array:
-        """Of the covers, as far as a box is worth it."""
-        return self.covers.cost(boxes.group, rates, stages, self._limit(boxes))
+    def _cost(self, rates: Rates, boxes: Boxes, stages: StageLayers, is_point: Mask) -> Array:
+        """Of the covers, as far as a box is worth it: wide ones will be split anyway."""
+        certainty = np.where(is_point, 1.0, boxes.certainty)
+        return self.covers.cost(boxes.group, rates, stages, self._limit(boxes), certainty)
 
     def _limit(self, boxes: Boxes) -> Array:
         """[box]: machines that cost more are of no interest."""
@@ -252,6 +321,15 @@ class Search:
             value = value * self.latency.batch_factor(boxes.high, boxes.most)
         for row in np.argsort(-value):
             self._keep(float(value[row]), boxes, int(row), rates)
+        if not self.covers.is_given:
+            for row in np.argsort(-value)[:_SEEN_PER_ROUND]:
+                self._see(float(value[row]), boxes, int(row), rates)
+
+    def _see(self, value: float, boxes: Boxes, row: int, rates: Rates) -> None:
+        """Remember a point of interest: the best of its batch and depth."""
+        key = int(boxes.high[row]), int(boxes.shallow[row])
+        if value > max(self.floor[0], self.seen.get(key, (0.0, None))[0]):
+            self.seen[key] = value, Point(rates, _hint(boxes, row), None)
 
     def _keep(
         self, value: float, boxes: Boxes, row: int, rates: Rates, found: Arrangement | None = None
@@ -259,9 +337,8 @@ class Search:
         group = int(boxes.group[row])
         if value > max(self.best[group], self.floor[group]):
             self.best[group] = value
-            point = Point(rates, int(boxes.high[row]), boxes.most[row].copy(), found)
+            point = Point(rates, _hint(boxes, row), found)
             self.points[group] = point
-            self.trail.append(point)
 
     def _arrange(self, rates: Rates, boxes: Boxes, stages: StageLayers) -> Boxes:
         """Boxes of one batch, the sums of their latencies made exact where machines are given.
@@ -311,16 +388,20 @@ class Search:
         """The best pipeline of a group, or that of a point: stages, machines by node, batch."""
         point = point or self.points[group]
         assert point is not None, "something was found"
+        batch = point.hint.batch
         if point.found is not None:
-            return point.found.stages, point.found.machines, point.batch
-        batch = np.array([point.batch])
-        held = stage_layers(point.rates, batch, batch, point.limits[None])
+            return point.found.stages, point.found.machines, batch
+        held = stage_layers(point.rates, point.hint.ranges, point.hint.limits[None])
         machines = self.covers.machines(group, point.rates, held)
         stages, machines = assemble(point.rates, held, machines, self.covers.shapes)
-        return stages, machines, point.batch
+        return stages, machines, batch
 
 
-def _highest(bounds: Array, num: int) -> NDArray[np.bool_]:
+def _hint(boxes: Boxes, row: int) -> Hint:
+    return Hint(int(boxes.high[row]), int(boxes.shallow[row]), boxes.most[row].copy())
+
+
+def _highest(bounds: Array, num: int) -> Mask:
     """A mask of the `num` boxes with the highest bounds."""
     chosen = np.ones(len(bounds), dtype=bool)
     if len(bounds) > num:

@@ -30,6 +30,7 @@ MAX_LISTED_LIMITED = 200
 # So many are still listed where pipelines of machines given differ from the cheapest: latencies
 # that are sums over the stages, interruptions, shares; and to close a gap of column generation.
 MAX_CLOSED = 2000
+_ROUGH = 0.2
 
 
 def solve(
@@ -152,14 +153,21 @@ def all_columns(cluster: Cluster, clock: Clock) -> list[Column]:
     """The best pipeline of every set of machines."""
     sets = cluster.sets()
     search = search_sets(cluster, sets)
-    for rates in cluster.rates():
-        search.run(rates, is_over=clock.is_over)
+    search.run(cluster.rates, is_over=clock.is_over)
     return found_columns(cluster, search, range(len(sets)))
 
 
 def list_all(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
     """The best pipeline of every set of machines, and the best fleet of them."""
+    first: list[Column] = []
+    if not clock.is_over():
+        # Something to fall back on, should there be no time for all.
+        first = best_ratio(
+            cluster, cluster.counts, cluster.prices, tolerance=_ROUGH, is_over=clock.is_over
+        ).columns
     columns = all_columns(cluster, clock)
+    if clock.is_over():
+        columns += first
     fleet = best_fleet(make_packing(cluster, columns))
     if fleet is None:
         raise nothing_meets(clock)

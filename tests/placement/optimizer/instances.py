@@ -71,6 +71,7 @@ def random_fidelity(dice: random.Random, seed: int) -> Fidelity:
         operation_time=in_waves_s if is_odd else roofline_s,
         max_tokens_per_pass=1,
         max_batch=dice.choice([2, 3, 5]),
+        is_monotone=not is_odd,
     )
 
 

@@ -128,8 +128,7 @@ def test_what_the_search_counts_is_what_the_estimator_says() -> None:
         sets = cluster.sets()
         search = search_sets(cluster, sets)
         search.gain = np.ones(len(sets))
-        for rates in cluster.rates():
-            search.run(rates)
+        search.run(cluster.rates)
         for group in np.flatnonzero(search.best):
             stages, _, batch = search.stages(int(group))
             estimate = instance.estimator.evaluate(stages, batch)
