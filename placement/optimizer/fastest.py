@@ -26,7 +26,7 @@ from placement.optimizer.capacity import (
 from placement.optimizer.cluster import Cluster, make_cluster
 from placement.optimizer.columns import search_sets
 from placement.optimizer.places import BEFORE, DONE
-from placement.optimizer.rates import LAYER, Ints, allowed_tps
+from placement.optimizer.rates import ANY_DEPTH, LAYER, Ints, allowed_tps, point_times
 from placement.plan import Goal
 from placement.roofline import Array
 
@@ -48,8 +48,7 @@ def shortest_s(offers: Sequence[Offer], estimator: Estimator, latency: Latency) 
     if cluster.latency.has_sums:
         return _least_sum(cluster)
     search = search_sets(replace(cluster, latency=None), _all_machines(cluster))
-    for rates in cluster.rates():
-        search.run(rates)
+    search.run(cluster.rates)
     batch_s = 1 / float(search.best[0]) if search.best[0] > 0 else np.inf
     return float(cluster.latency.per_batch_s * batch_s)
 
@@ -145,8 +144,10 @@ def _part_seconds(cluster: Cluster) -> Array:
     assert limits is not None, "there is a limit"
     if limits.alone is not None:
         return limits.alone
-    rates = next(cluster.rates())
-    return np.asarray(limits.part_shares(rates.times[1:2], np.ones(1, dtype=np.int64))[0, 0])
+    one = np.ones(1, dtype=np.int64)
+    tps = allowed_tps(cluster.estimator, cluster.shapes)
+    times = point_times(cluster.estimator, cluster.shapes, tps, one, ANY_DEPTH * one)
+    return np.asarray(limits.part_shares(times, one)[0, 0])
 
 
 def _together(one: Array, other: Array) -> Array:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.placement_clusters import QWEN_32B, cluster_24
+from benchmarks.placement_clusters import MODELS, cluster_24
 from placement.corrections import CALIBRATED
 from placement.estimator import PAPER, Estimator, Fidelity
 from placement.model import ModelSpec
@@ -79,7 +79,7 @@ def test_no_time_of_a_range_is_below_its_bound(
 
 
 def test_bounds_of_one_batch_and_depth_are_close() -> None:
-    rates = bounded(QWEN_32B, CALIBRATED, WORKLOADS[0])
+    rates = bounded(MODELS["Qwen3-32B"], CALIBRATED, WORKLOADS[0])
     batch, depth = (axis.ravel() for axis in np.meshgrid([1, 7, 60, 300, 900], [1, 2, 5, 16]))
     known = Ranges(low=batch, high=batch, shallow=depth, deep=depth)
     times = point_times(rates.estimator, rates.shapes, rates.tps, batch, depth)
@@ -89,7 +89,7 @@ def test_bounds_of_one_batch_and_depth_are_close() -> None:
 
 
 def test_what_was_loaded_is_exact_and_the_rest_is_not() -> None:
-    rates = bounded(QWEN_32B, CALIBRATED, WORKLOADS[0])
+    rates = bounded(MODELS["Qwen3-32B"], CALIBRATED, WORKLOADS[0])
     ranges = Ranges(
         low=np.array([5, 512, 64]),
         high=np.array([5, 527, 65]),
