@@ -12,8 +12,10 @@ HttpError (a ShuntyardError that only HTTP knows)
 ├── Conflict            409   what is asked for cannot be continued
 ├── BadWorkflow         400   a workflow that cannot run; every problem in `details`
 ├── RunMissing          404
+├── RunKeyReused        409   an idempotency key that stands for another request
+├── RunNotHere          409   another server works on the run
 ├── CollectionMissing   404
-├── StoreDown           503   Postgres, which keeps collections, is not available
+├── StoreDown           503   Postgres, which keeps collections and runs, is not available
 ├── BodyTooLarge        413
 ├── WrongContentType    415
 ├── RequestTimeout      408   the request did not arrive in time
@@ -104,6 +106,14 @@ class RunMissing(HttpError):
     """No run of a workflow has this id, or it is another tenant's."""
 
 
+class RunKeyReused(HttpError):
+    """The `Idempotency-Key` stands for a run of another request."""
+
+
+class RunNotHere(HttpError):
+    """Another server of the same database works on the run."""
+
+
 class CollectionMissing(HttpError):
     """No collection has this name, or it is another tenant's."""
 
@@ -173,6 +183,8 @@ _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     Conflict: (409, _INVALID, "cannot_continue"),
     BadWorkflow: (400, _INVALID, "invalid_workflow"),
     RunMissing: (404, "not_found_error", "run_not_found"),
+    RunKeyReused: (409, _INVALID, "idempotency_key_reused"),
+    RunNotHere: (409, _INVALID, "run_elsewhere"),
     CollectionMissing: (404, "not_found_error", "collection_not_found"),
     StoreDown: (503, _SERVER, "store_unavailable"),
     BodyTooLarge: (413, _INVALID, "body_too_large"),

@@ -13,7 +13,15 @@ from typing import Any, Literal
 
 from server.endpoints.admin import PipelineFactory
 from server.fleet_metrics import FleetMetrics
-from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel, unix_s
+from server.gateway import (
+    Admission,
+    ChatOptions,
+    Gateway,
+    Limits,
+    ServedModel,
+    unix_s,
+    wall_s,
+)
 from server.item_metrics import ItemMetrics
 from server.journal import Journal
 from server.journal_entry import JournalUnusable
@@ -30,6 +38,7 @@ from server.settings import Settings, SettingsError
 from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer, read_chat_template, read_generation_config
 from server.version import VERSION
+from server.workflow_operators import operators_of
 from server.workflow_resources import WorkflowResources
 from spot.engines.base import Engine
 from spot.engines.pooling import PoolingConfig, PoolingEngine
@@ -37,8 +46,12 @@ from spot.engines.vllm_compat.flags import read_engine_flags
 from spot.errors import InvalidRequest
 from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet
+from workflows.checked import check_workflow
 from workflows.outbound.addresses import AddressPolicy
+from workflows.run_journal import RunJournal
+from workflows.service import WorkflowService
 from workflows.stores.database import Database
+from workflows.stores.runs import RunStore
 
 logger = logging.getLogger("shuntyard.engine")
 
@@ -95,6 +108,8 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     models = ServedPoolingModels(pools, names, pooling_metrics)
     resources = build_resources(settings, models, say)
     gateway.metrics.registry.register(ItemMetrics(resources.items))
+    if settings.workflow_journal:
+        gateway.workflows = journaled_workflows(settings, gateway, resources)
     return Parts(
         gateway,
         fleet,
@@ -110,10 +125,11 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
 def build_resources(settings: Settings, models: ServedPoolingModels, say: Say) -> WorkflowResources:
     """What workflows work with; says where their data is. Nothing starts."""
     folder = None if settings.database_url else settings.workflow_data_folder
+    when = "at once, for the runs" if settings.workflow_journal else "when a node needs it"
     if folder is None:
-        say("workflow data: in the database of --database-url, opened when a node needs it")
+        say(f"workflow data: in the database of --database-url, opened {when}")
     else:
-        say(f"workflow data: {folder}, where Postgres starts when a node needs it")
+        say(f"workflow data: {folder}, where Postgres starts {when}")
     return WorkflowResources(
         models,
         database=Database(
@@ -126,6 +142,24 @@ def build_resources(settings: Settings, models: ServedPoolingModels, say: Say) -
         searxng_url=settings.searxng_url,
         max_batch=settings.workflow_max_batch,
         batch_wait_s=settings.workflow_batch_wait,
+    )
+
+
+def journaled_workflows(
+    settings: Settings, gateway: Gateway, resources: WorkflowResources
+) -> WorkflowService:
+    """Runs that outlive the server, in the database of the resources."""
+    operators = {one.name: one for one in operators_of(gateway, resources)}
+    journal = RunJournal(
+        RunStore(resources.database),
+        now_wall_s=wall_s,
+        identities=settings.journal_identities,
+        tenants=list(settings.keys_by_tenant.values()) or [""],
+        ttl_s=settings.workflow_retention,
+        max_bytes=settings.workflow_retention_bytes,
+    )
+    return WorkflowService(
+        journal=journal, compiled=lambda document: check_workflow(document, operators)
     )
 
 

@@ -11,6 +11,7 @@ on unwritten, until it is back.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ _NOT_AVAILABLE: Final = "runs cannot be recorded at the moment: the server's sto
 _CLAIM_EVERY_S: Final = 5.0
 _PRUNE_EVERY_S: Final = 60.0
 _LAST_WRITE_S: Final = 5.0
+_STALL_S: Final = 5.0
 _MIN_BACKOFF_S: Final = 0.25
 _MAX_BACKOFF_S: Final = 30.0
 _LOCK_POLL_S: Final = 0.2
@@ -287,12 +289,16 @@ class RunJournal:
             except psycopg.Error:
                 logger.exception("runs could not be recorded")
             backoff_s = _MIN_BACKOFF_S if self._is_up else min(2 * backoff_s, _MAX_BACKOFF_S)
-            self._is_up = False
-            self._was_tried.set()
-            for run in self._unwritten.values():
-                _show(run)
-            self._tell()
+            self._go_down()
             await anyio.sleep(backoff_s)
+
+    def _go_down(self) -> None:
+        """Postgres is not there, or does not answer: nobody who can do without waits for it."""
+        self._is_up = False
+        self._was_tried.set()
+        for run in self._unwritten.values():
+            _show(run)
+        self._tell()
 
     async def _session(self, connection: Connection) -> None:
         """Write until there is no more, or the connection is lost."""
@@ -364,7 +370,12 @@ class RunJournal:
             batch.add(run)
             if batch.num_bytes > _MAX_BATCH_BYTES:
                 break
-        await store.write(connection, self._owner, batch.new, batch.chunks, batch.ends)
+        stalled = asyncio.get_running_loop().call_later(_STALL_S, self._go_down)
+        try:
+            await store.write(connection, self._owner, batch.new, batch.chunks, batch.ends)
+        finally:
+            stalled.cancel()
+        self._is_up = True
         for run, num_bytes in batch.runs:
             run.is_stored = True
             run.num_bytes = num_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,20 +15,40 @@ from starlette.types import Receive, Scope, Send
 
 from server.asgi import ClientGone, header, send_json, until_disconnect
 from server.endpoints.base import JsonEndpoint
-from server.errors import BadWorkflow, RunMissing
+from server.errors import (
+    BadWorkflow,
+    RunKeyReused,
+    RunMissing,
+    RunNotHere,
+    ShuttingDown,
+    StoreDown,
+    describe,
+)
 from server.gateway import Gateway, wall_s
 from server.protocol.workflows import RunOptions
 from server.record import RequestRecord, record_of
-from server.sse import DONE, EventStream
+from server.sse import DONE, EventStream, frame
 from spot.errors import InvalidRequest, Overloaded
 from workflows.checked import CheckedWorkflow, check_workflow
-from workflows.errors import InvalidWorkflow, RunNotFound, TooManyRuns
+from workflows.errors import (
+    InvalidWorkflow,
+    JournalUnavailable,
+    KeyReused,
+    RunElsewhere,
+    RunNotFound,
+    TooManyRuns,
+)
 from workflows.operators.base import Operator
+from workflows.past_run import PastRun
+from workflows.run import Run, RunKey
 from workflows.run_events import RunEvent
-from workflows.run_state import Failure, NodeState
-from workflows.service import Run
+from workflows.run_history import RunHistory
+from workflows.run_progress import Failure, NodeProgress
 
+MAX_KEY_CHARS = 255
+DEFAULT_LIMIT, MAX_LIMIT = 100, 1000
 _OPTIONS = frozenset(RunOptions.model_fields)
+_DELIVERY = _OPTIONS - {"inputs"}
 
 
 class RunIdConvertor(StringConvertor):
@@ -57,12 +78,22 @@ class Workflows(WorkflowEndpoint):
     `GET`: the tenant's runs, the newest first, without their outputs.
     """
 
+    def __init__(self, gateway: Gateway, operators: Mapping[str, Operator]) -> None:
+        super().__init__(gateway, operators)
+        self._history = RunHistory(gateway.workflows)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST":
+            record_of(scope).idempotency_key = _idempotency_key(scope)
             await super().__call__(scope, receive, send)
             return
-        runs = self.gateway.workflows.runs(tenant=record_of(scope).tenant)
-        await send_json(send, {"object": "list", "data": [_head(run) for run in runs]})
+        limit, after = _page(scope)
+        with _as_http():
+            runs = await self._history.page(
+                tenant=record_of(scope).tenant, limit=limit + 1, after=after
+            )
+        page = [_head(run) for run in runs[:limit]]
+        await send_json(send, {"object": "list", "data": page, "has_more": len(runs) > limit})
 
     async def answer(
         self, body: RunOptions, raw: dict[str, Any], record: RequestRecord, send: Send
@@ -75,9 +106,9 @@ class Workflows(WorkflowEndpoint):
             )
         service = self.gateway.workflows
         with _as_http():
-            run = service.submit(
-                self.checked(raw), body.inputs, tenant=record.tenant, wall_s=wall_s()
-            )
+            run = await self._submitted(body, raw, record)
+            if body.background:
+                await self._kept(run)
         if body.background:
             await send_json(send, run_object(run))
             return
@@ -85,11 +116,38 @@ class Workflows(WorkflowEndpoint):
             if body.stream:
                 await stream_events(self.gateway, record, run, 0, send)
             else:
-                await run.ended.wait()
-                await send_json(send, run_object(run))
+                await send_json(send, run_object(await _ended(run)))
         finally:
-            if body.on_disconnect == "cancel":
+            leaving = body.on_disconnect or ("continue" if record.idempotency_key else "cancel")
+            if leaving == "cancel" and isinstance(run, Run):
                 service.cancel(run)
+
+    async def _submitted(
+        self, body: RunOptions, raw: dict[str, Any], record: RequestRecord
+    ) -> Run | PastRun:
+        """The run that a request is for."""
+        service = self.gateway.workflows
+        workflow = self.checked(raw)
+        if record.idempotency_key is None:
+            await service.ready()
+            return service.submit(workflow, body.inputs, tenant=record.tenant, wall_s=wall_s())
+        return await service.submit_once(
+            workflow,
+            body.inputs,
+            tenant=record.tenant,
+            wall_s=wall_s(),
+            key=RunKey(text=record.idempotency_key, request_hash=_request_hash(raw)),
+        )
+
+    async def _kept(self, run: Run | PastRun) -> None:
+        """Wait until a background run is on record: its client relies on it from now on."""
+        if isinstance(run, PastRun):
+            return
+        try:
+            await self.gateway.workflows.written(run)
+        except BaseException:
+            self.gateway.workflows.cancel(run)
+            raise
 
 
 class ValidateWorkflow(WorkflowEndpoint):
@@ -107,24 +165,35 @@ class ValidateWorkflow(WorkflowEndpoint):
         await send_json(send, {"object": "workflow.validation", "valid": True, "nodes": nodes})
 
 
-class OneRun:
+class RunEndpoint:
+    """An endpoint of one run."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._history = RunHistory(gateway.workflows)
+
+    async def asked_for(self, scope: Scope, *, whole: bool = False) -> Run | PastRun:
+        """The run of the path. whole: only one that all is known of here."""
+        run_id, tenant = str(scope["path_params"]["run_id"]), record_of(scope).tenant
+        look_up = self._history.look_up_here if whole else self._history.look_up
+        with _as_http():
+            return await look_up(run_id, tenant=tenant)
+
+
+class OneRun(RunEndpoint):
     """`GET /v1/workflows/{id}`."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, run_object(_asked_for(self._gateway, scope)))
+        run = await self.asked_for(scope)
+        await run.events.until_all_shown()
+        await send_json(send, run_object(run))
 
 
-class ExplainRun:
+class ExplainRun(RunEndpoint):
     """`GET /v1/workflows/{id}/explain`: of each node, whose work its result is, and why."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = _asked_for(self._gateway, scope)
+        run = await self.asked_for(scope)
         nodes = {
             name: {"status": node.status, "shared": node.shared, "reason": node.shared_reason}
             for name, node in run.state.nodes.items()
@@ -133,27 +202,21 @@ class ExplainRun:
         await send_json(send, explained)
 
 
-class CancelRun:
+class CancelRun(RunEndpoint):
     """`POST /v1/workflows/{id}/cancel`: answers when all of its work has stopped."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = _asked_for(self._gateway, scope)
-        self._gateway.workflows.cancel(run)
-        await run.ended.wait()
-        await send_json(send, run_object(run))
+        run = await self.asked_for(scope, whole=True)
+        if isinstance(run, Run):
+            self._gateway.workflows.cancel(run)
+        await send_json(send, run_object(await _ended(run)))
 
 
-class RunEventStream:
+class RunEventStream(RunEndpoint):
     """`GET /v1/workflows/{id}/events?starting_after=N`: what happened since, and what happens."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = _asked_for(self._gateway, scope)
+        run = await self.asked_for(scope, whole=True)
         number = _starting_after(scope)
 
         async def work() -> None:
@@ -162,8 +225,25 @@ class RunEventStream:
         await until_disconnect(receive, work)
 
 
+async def _ended(run: Run | PastRun) -> Run | PastRun:
+    """The run, once it has ended and that is on record. Raises ShuttingDown."""
+    if isinstance(run, Run):
+        await run.ended.wait()
+        if run.is_suspended:
+            raise ShuttingDown(_goes_on(run))
+    await run.events.until_all_shown()
+    return run
+
+
+def _goes_on(run: Run) -> str:
+    return (
+        f"The server is shutting down; run {run.id} goes on when it is back. Ask for it at "
+        f"/v1/workflows/{run.id}."
+    )
+
+
 async def stream_events(
-    gateway: Gateway, record: RequestRecord, run: Run, number: int, send: Send
+    gateway: Gateway, record: RequestRecord, run: Run | PastRun, number: int, send: Send
 ) -> None:
     """Send a run's events after `number` until its last one."""
     record.stream = True
@@ -179,7 +259,7 @@ async def stream_events(
         raise ClientGone
 
 
-async def _pump(run: Run, number: int, stream: EventStream) -> None:
+async def _pump(run: Run | PastRun, number: int, stream: EventStream) -> None:
     while True:
         events: list[RunEvent] | None = None
         with anyio.CancelScope() as waiting:
@@ -191,11 +271,15 @@ async def _pump(run: Run, number: int, stream: EventStream) -> None:
             number = events[-1].sequence_number
             await stream.write(b"".join([_frame(run, event) for event in events]))
         else:
-            await stream.finish(DONE)
+            if isinstance(run, Run) and run.is_suspended:
+                last = frame(describe(ShuttingDown(_goes_on(run))).body())
+            else:
+                last = DONE
+            await stream.finish(last)
             return
 
 
-def _frame(run: Run, event: RunEvent) -> bytes:
+def _frame(run: Run | PastRun, event: RunEvent) -> bytes:
     data: dict[str, Any] = {
         "type": event.type,
         "sequence_number": event.sequence_number,
@@ -209,7 +293,7 @@ def _frame(run: Run, event: RunEvent) -> bytes:
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, payload)
 
 
-def run_object(run: Run) -> dict[str, Any]:
+def run_object(run: Run | PastRun) -> dict[str, Any]:
     """A run as the API shows it."""
     state = run.state
     return {
@@ -220,12 +304,12 @@ def run_object(run: Run) -> dict[str, Any]:
     }
 
 
-def _head(run: Run) -> dict[str, Any]:
+def _head(run: Run | PastRun) -> dict[str, Any]:
     state = run.state
     return {
         "id": run.id,
         "object": "workflow.run",
-        "name": state.workflow.spec.name,
+        "name": run.name,
         "status": state.status,
         "created_at": _wall(run, state.created_s),
         "finished_at": _wall(run, state.finished_s),
@@ -233,7 +317,7 @@ def _head(run: Run) -> dict[str, Any]:
     }
 
 
-def _node_object(run: Run, node: NodeState) -> dict[str, Any]:
+def _node_object(run: Run | PastRun, node: NodeProgress) -> dict[str, Any]:
     return {
         "status": node.status,
         "output": node.output,
@@ -252,15 +336,41 @@ def _error(failure: Failure | None) -> dict[str, Any] | None:
     return {"code": failure.code, "message": failure.message, "node_id": failure.node_id}
 
 
-def _wall(run: Run, at_s: float | None) -> float | None:
+def _wall(run: Run | PastRun, at_s: float | None) -> float | None:
     """A time of the event loop's clock as people read it."""
     return None if at_s is None else round(run.wall_at(at_s), 3)
 
 
-def _asked_for(gateway: Gateway, scope: Scope) -> Run:
-    with _as_http():
-        run_id = str(scope["path_params"]["run_id"])
-        return gateway.workflows.find(run_id, tenant=record_of(scope).tenant)
+def _idempotency_key(scope: Scope) -> str | None:
+    """Raises InvalidRequest."""
+    given = header(scope, b"idempotency-key")
+    if given is None:
+        return None
+    text = given.decode("latin-1")
+    if not (0 < len(text) <= MAX_KEY_CHARS and text.isascii() and text.isprintable()):
+        raise InvalidRequest(
+            f"An Idempotency-Key is 1 to {MAX_KEY_CHARS} printable ASCII characters.",
+            param="Idempotency-Key",
+        )
+    return text
+
+
+def _request_hash(raw: dict[str, Any]) -> bytes:
+    """Of a run's request, however it is to be answered."""
+    run = {name: value for name, value in raw.items() if name not in _DELIVERY}
+    return hashlib.sha256(orjson.dumps(run, option=orjson.OPT_SORT_KEYS)).digest()
+
+
+def _page(scope: Scope) -> tuple[int, str | None]:
+    """How many runs are asked for, and behind which. Raises InvalidRequest."""
+    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    text = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_LIMIT):
+        raise InvalidRequest(f"limit is a number from 1 to {MAX_LIMIT}.", param="limit")
+    after = query.get("after", [None])[-1]
+    if after is not None and not (after.isascii() and after.isprintable()):
+        raise InvalidRequest("after is the id of a run.", param="after")
+    return int(text), after
 
 
 def _starting_after(scope: Scope) -> int:
@@ -290,3 +400,9 @@ def _as_http() -> Iterator[None]:
         raise RunMissing(error.message) from None
     except TooManyRuns as error:
         raise Overloaded(error.message) from None
+    except KeyReused as error:
+        raise RunKeyReused(error.message) from None
+    except RunElsewhere as error:
+        raise RunNotHere(error.message) from None
+    except JournalUnavailable as error:
+        raise StoreDown(error.message) from None
