@@ -63,7 +63,10 @@ class StartNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopNode:
-    """Stop a node's work, or the wait for it. Nothing needs to be reported."""
+    """Stop a node's work, or the wait for it. Nothing needs to be reported.
+
+    In a run that is resumed the work may not have begun anew.
+    """
 
     node_id: str
 

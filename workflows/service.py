@@ -296,7 +296,8 @@ class WorkflowService:
                 case StartNode(node=node):
                     self._spawn(run, node.spec.id, self._work, run, command)
                 case StopNode(node_id=node_id):
-                    run._scopes[node_id].cancel()
+                    if node_id in run._scopes:
+                        run._scopes[node_id].cancel()
         if run.state.has_ended:
             self._end_if_idle(run)
 
