@@ -123,6 +123,7 @@ class RunJournal:
         self._wanted = anyio.Event()
         self._changed = anyio.Event()
         self._group: TaskGroup | None = None
+        self.taking_over = anyio.Lock()
         self.adopt: Callable[[StoredRun, str], None] = lambda run, tenant: None
         self.abandon: Callable[[str], None] = lambda run_id: None
 
@@ -337,13 +338,15 @@ class RunJournal:
 
     async def _claim(self, connection: Connection) -> None:
         """Take over the runs of servers that are gone."""
-        claimed = await store.claim(connection, self._owner, list(self._tenants))
-        unknown = [run_id for run_id in claimed if run_id not in self._runs]
-        if unknown:
-            logger.info("going on with %d runs of a server that is gone", len(unknown))
-        for start in range(0, len(unknown), _LOADED_AT_ONCE):
-            for stored in await store.load(connection, unknown[start : start + _LOADED_AT_ONCE]):
-                self.adopt(stored, self._tenants[stored.tenant])
+        async with self.taking_over:
+            claimed = await store.claim(connection, self._owner, list(self._tenants))
+            unknown = [run_id for run_id in claimed if run_id not in self._runs]
+            if unknown:
+                logger.info("going on with %d runs of a server that is gone", len(unknown))
+            for start in range(0, len(unknown), _LOADED_AT_ONCE):
+                batch = unknown[start : start + _LOADED_AT_ONCE]
+                for stored in await store.load(connection, batch):
+                    self.adopt(stored, self._tenants[stored.tenant])
 
     async def _write_until_closed(self, connection: Connection) -> None:
         claim_s = anyio.current_time() + _CLAIM_EVERY_S

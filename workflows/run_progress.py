@@ -59,7 +59,7 @@ class NodeProgress:
 
 @dataclass(slots=True, kw_only=True)
 class RunProgress:
-    """How far a run has come. created_s: also of one that has no events yet."""
+    """How far a run has come. created_s: before its first event."""
 
     created_s: float
     nodes: dict[str, NodeProgress]
@@ -110,7 +110,7 @@ def replayed(
 
 def _apply_to_run(run: RunProgress, event: RunEvent) -> None:
     if event.type == "run.created":
-        run.status, run.created_s = "in_progress", event.at_s
+        run.status = "in_progress"
     elif event.type in RUN_ENDS:
         run.status = event.type.removeprefix("run.")  # type: ignore[assignment]
         run.finished_s = event.at_s

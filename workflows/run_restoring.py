@@ -84,7 +84,9 @@ def run_inside(run: Run, workflow: CheckedWorkflow, inputs: Mapping[str, Any], p
     root, now_s = run.root or run, anyio.current_time()
     former = root.inside.get(path)
     events = RunEvents(root.past.pop(path, ())) if former is None else former.events
-    progress = replayed(workflow.nodes, events.since(0), created_s=now_s, is_nested=True)
+    past = events.since(0)
+    created_s = past[0].at_s if past else now_s
+    progress = replayed(workflow.nodes, past, created_s=created_s, is_nested=True)
     state = RunState.restored(
         workflow, inputs, progress, now_s=now_s, rendering=root.state.rendering
     )

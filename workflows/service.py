@@ -189,11 +189,20 @@ class WorkflowService:
             await self._journal.ready()
             other = await self._journal.add(new_row(run, self._journal.identity(run.tenant)))
             if other is not None:
-                if other.finished_s is None and self._journal.is_ours(other):
-                    self._adopt(other, run.tenant)
-                return self._active.get(other.id) or past_run(other)
+                return await self._of_key(other, run.tenant)
         self._begin(run, is_stored=True)
         return run
+
+    async def _of_key(self, stored: StoredRun, tenant: str) -> Run | PastRun:
+        """The run that a key stood for already."""
+        assert self._journal is not None
+        async with self._journal.taking_over:
+            here = self._active.get(stored.id) or self._kept.get(stored.id)
+            if here is None and stored.finished_s is None and self._journal.is_ours(stored):
+                # It was stored, but Postgres' word of that was lost: it has not begun.
+                self._adopt(stored, tenant)
+                here = self._active.get(stored.id)
+        return here or past_run(stored)
 
     def _new_run(
         self,

@@ -1,16 +1,19 @@
-"""What `shuntyard serve` runs, with a scripted engine, to be killed: one server in this process."""
+"""What `shuntyard serve` runs, with a scripted engine, in processes that can be killed."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import anyio
+import httpx
 
 from server import serve
 from server.gateway import Admission, Gateway, ServedModel
@@ -24,7 +27,7 @@ from server.settings import Settings
 from server.sse import StreamKeeper
 from spot.engines.scripted import ScriptedEngine
 from spot.fleet import Fleet, PipelineSpec
-from tests.harness import demo_tokenizer, say
+from tests.harness import demo_tokenizer, say, until
 from workflows.run_events import RunEvents
 from workflows.stores import runs
 
@@ -36,6 +39,9 @@ class Crash:
 
     at_event: int = 0
     after_write: int = 0
+
+
+NEVER = Crash()
 
 
 async def no_more(wanted: object) -> PipelineSpec:
@@ -93,3 +99,40 @@ def _arm(crash: Crash) -> None:
 
     RunEvents.add = counted_add  # type: ignore[method-assign]
     runs.write = counted_write
+
+
+@dataclass
+class DurableServer:
+    """One server, in a process of its own."""
+
+    process: BaseProcess
+    http: httpx.Client
+
+    def end(self, number: int = signal.SIGTERM) -> int | None:
+        """Its exit code. number: the signal that ends it."""
+        self.http.close()
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, number)
+        self.process.join(30)
+        return self.process.exitcode
+
+
+def start(settings: dict[str, Any], crash: Crash = NEVER) -> DurableServer:
+    """A server that is ready. All that a process imports is imported once, for all of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.integration.durable_preload"])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=run, args=(settings, crash, theirs))
+    process.start()
+    assert ours.poll(60), "the server did not start"
+    http = httpx.Client(base_url=f"http://127.0.0.1:{ours.recv()}", trust_env=False, timeout=60)
+    server = DurableServer(process, http)
+    until(lambda: _is_ready(server), within_s=30)
+    return server
+
+
+def _is_ready(server: DurableServer) -> bool:
+    try:
+        return server.http.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
