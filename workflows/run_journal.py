@@ -93,6 +93,10 @@ class RunJournal:
     are; runs of others are left alone. now_wall_s: unix seconds. ttl_s, max_bytes: how long runs
     that have ended are kept, and how much of them. patience_s: how long those wait for Postgres who
     have to.
+
+    adopt, abandon: what to do with a run (and its tenant) that was taken over from a server that is
+    gone, or that another server has taken over; set by who uses the journal. taking_over: held while
+    runs are being taken over.
     """
 
     def __init__(

@@ -244,7 +244,7 @@ class WorkflowService:
         now_s, deadline_s = anyio.current_time(), run.state.workflow.spec.deadline_s
         if deadline_s is not None and not run.state.has_ended:
             self._spawn(run, "", self._expire, run, run.state.created_s + deadline_s - now_s)
-        self._carry_out(run, run.state.resume(now_s=now_s))
+        self._carry_out(run, run.state.resume(now_s=now_s), now_s)
 
     def _adopt(self, stored: StoredRun, tenant: str) -> None:
         """Go on with a run of a process that is gone."""
@@ -292,12 +292,13 @@ class WorkflowService:
 
     def cancel(self, run: Run) -> None:
         """Stop a run. Does nothing if it has ended."""
-        self._carry_out(run, run.state.cancel(now_s=anyio.current_time()))
+        now_s = anyio.current_time()
+        self._carry_out(run, run.state.cancel(now_s=now_s), now_s)
 
-    def _carry_out(self, run: Run, commands: list[Command]) -> None:
+    def _carry_out(self, run: Run, commands: list[Command], now_s: float) -> None:
+        """now_s: when the run decided on them, so that its events tell the times that it knows."""
         if (run.root or run).is_suspended:
             return
-        now_s = anyio.current_time()
         for command in commands:
             match command:
                 case Happened(type=kind, node_id=node_id, data=data):
@@ -359,13 +360,15 @@ class WorkflowService:
 
     async def _expire(self, run: Run, left_s: float) -> None:
         await anyio.sleep(left_s)
-        self._carry_out(run, run.state.expire(now_s=anyio.current_time()))
+        now_s = anyio.current_time()
+        self._carry_out(run, run.state.expire(now_s=now_s), now_s)
 
     async def _work(self, run: Run, start: StartNode) -> None:
         """One try of one node, and its report."""
         node_id, state = start.node.spec.id, run.state
         await anyio.sleep(start.delay_s)
-        self._carry_out(run, state.work_started(node_id, now_s=anyio.current_time()))
+        now_s = anyio.current_time()
+        self._carry_out(run, state.work_started(node_id, now_s=now_s), now_s)
         root = run.root or run
         context = NodeContext(
             run_id=run.id,
@@ -387,17 +390,18 @@ class WorkflowService:
             self._count_bytes(run, outcome.result)
         except NodeFailed as error:
             now_s = anyio.current_time()
-            self._carry_out(run, state.work_failed(node_id, error, now_s=now_s))
+            self._carry_out(run, state.work_failed(node_id, error, now_s=now_s), now_s)
             return
         root.num_effects += outcome.is_write
+        now_s = anyio.current_time()
         commands = state.work_completed(
             node_id,
             outcome.result,
-            now_s=anyio.current_time(),
+            now_s=now_s,
             shared=outcome.shared,
             shared_reason=outcome.reason,
         )
-        self._carry_out(run, commands)
+        self._carry_out(run, commands, now_s)
         if start.node.nested is not None:
             _forget_inside(root, f"{run.path}{node_id}[")
 
