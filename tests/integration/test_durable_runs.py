@@ -16,8 +16,8 @@ import httpx
 import psycopg
 import pytest
 
-from tests.integration.durable_server import NEVER, Crash, DurableServer, start
 from tests.harness import until
+from tests.integration.durable_server import NEVER, Crash, DurableServer, start
 from tests.postgres import data_folder
 from workflows.stores.embedded import EmbeddedPostgres
 
@@ -146,18 +146,19 @@ def read_events(response: httpx.Response) -> list[dict[str, Any]]:
     with suppress(httpx.TransportError):
         for line in response.iter_lines():
             if line.startswith("data: {"):
-                events.append(json.loads(line.removeprefix("data: ")))
+                events.append(json.loads(line.removeprefix("data: ")))  # noqa: PERF401 - it may break
     return events
 
 
 def post(server: DurableServer, body: dict[str, Any], key: str) -> list[dict[str, Any]]:
     headers = {"idempotency-key": key}
-    with suppress(httpx.TransportError):
-        with server.http.stream(
-            "POST", PATH, json={**body, "stream": True}, headers=headers
-        ) as response:
-            assert response.status_code == 200, response.read()
-            return read_events(response)
+    request = {"json": {**body, "stream": True}, "headers": headers}
+    with (
+        suppress(httpx.TransportError),
+        server.http.stream("POST", PATH, **request) as response,
+    ):
+        assert response.status_code == 200, response.read()
+        return read_events(response)
     return []
 
 

@@ -31,6 +31,8 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
     http.Conflict: (409, INVALID, "cannot_continue"),
     http.BadWorkflow: (400, INVALID, "invalid_workflow"),
     http.RunMissing: (404, "not_found_error", "run_not_found"),
+    http.RunKeyReused: (409, "invalid_request_error", "idempotency_key_reused"),
+    http.RunNotHere: (409, "invalid_request_error", "run_elsewhere"),
     http.CollectionMissing: (404, "not_found_error", "collection_not_found"),
     http.StoreDown: (503, SERVER, "store_unavailable"),
     http.RequestTimeout: (408, INVALID, "request_timeout"),
