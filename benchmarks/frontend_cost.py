@@ -129,7 +129,8 @@ def command_of(kind: Kind, model: str, port: int) -> list[str]:
     """How each server is started."""
     shared = ["--host=127.0.0.1", f"--port={port}", "--served-model-name", "bench", *_ENGINE_FLAGS]
     if kind == "shuntyard":
-        return [sys.executable, "-m", "server", "serve", "--model", model, *shared]
+        ours = ["--model", model, "--no-workflow-journal"]
+        return [sys.executable, "-m", "server", "serve", *ours, *shared]
     module = "vllm.entrypoints.openai.api_server"
     return [sys.executable, "-m", module, "--model", model, *shared]
 

@@ -95,8 +95,8 @@ class RunJournal:
     have to.
 
     adopt, abandon: what to do with a run (and its tenant) that was taken over from a server that is
-    gone, or that another server has taken over; set by who uses the journal. taking_over: held while
-    runs are being taken over.
+    gone, or that another server has taken over; set by who uses the journal. taking_over: held
+    while runs are being taken over.
     """
 
     def __init__(
