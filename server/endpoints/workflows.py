@@ -116,7 +116,9 @@ class Workflows(WorkflowEndpoint):
             if body.stream:
                 await stream_events(self.gateway, record, run, 0, send)
             else:
-                await send_json(send, run_object(await _ended(run)))
+                # Who names a run by a key may come back for it, and must find what it was told.
+                ended = await _ended(run, is_recorded=record.idempotency_key is not None)
+                await send_json(send, run_object(ended))
         finally:
             leaving = body.on_disconnect or ("continue" if record.idempotency_key else "cancel")
             if leaving == "cancel" and isinstance(run, Run):
@@ -209,7 +211,7 @@ class CancelRun(RunEndpoint):
         run = await self.asked_for(scope, whole=True)
         if isinstance(run, Run):
             self._gateway.workflows.cancel(run)
-        await send_json(send, run_object(await _ended(run)))
+        await send_json(send, run_object(await _ended(run, is_recorded=True)))
 
 
 class RunEventStream(RunEndpoint):
@@ -225,13 +227,14 @@ class RunEventStream(RunEndpoint):
         await until_disconnect(receive, work)
 
 
-async def _ended(run: Run | PastRun) -> Run | PastRun:
-    """The run, once it has ended and that is on record. Raises ShuttingDown."""
+async def _ended(run: Run | PastRun, *, is_recorded: bool) -> Run | PastRun:
+    """The run, once it has ended, and that is on record too. Raises ShuttingDown."""
     if isinstance(run, Run):
         await run.ended.wait()
         if run.is_suspended:
             raise ShuttingDown(_goes_on(run))
-    await run.events.until_all_shown()
+    if is_recorded:
+        await run.events.until_all_shown()
     return run
 
 
