@@ -5,8 +5,8 @@
 
 With and without a journal by turns, in one process. The node answers at once, so that all that is
 left is the run itself. `alone`: one run after the other; `crowd`: as many at a time as --crowd
-says. `answer`: until its client is answered; `record`: until its end is on record, for which streams
-and requests with a key wait. CPU time is this process's; Postgres has its own.
+says. `answer`: until its client is answered; `record`: until its end is on record, for which
+streams and requests with a key wait. CPU time is this process's; Postgres has its own.
 """
 
 from __future__ import annotations

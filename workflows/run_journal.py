@@ -22,7 +22,6 @@ from typing import Any, Final, Self
 
 import anyio
 import orjson
-import psycopg
 from anyio.abc import TaskGroup
 
 from workflows.errors import JournalUnavailable
@@ -291,7 +290,8 @@ class RunJournal:
                 await self._store.database.run(self._session)
             except StoreError:
                 pass  # the database has said why
-            except psycopg.Error:
+            except Exception:
+                # The boundary of the journal: whatever is wrong here, the server serves on.
                 logger.exception("runs could not be recorded")
             backoff_s = _MIN_BACKOFF_S if self._is_up else min(2 * backoff_s, _MAX_BACKOFF_S)
             self._go_down()
@@ -350,7 +350,14 @@ class RunJournal:
             for start in range(0, len(unknown), _LOADED_AT_ONCE):
                 batch = unknown[start : start + _LOADED_AT_ONCE]
                 for stored in await store.load(connection, batch):
-                    self.adopt(stored, self._tenants[stored.tenant])
+                    self._hand_over(stored)
+
+    def _hand_over(self, stored: StoredRun) -> None:
+        try:
+            self.adopt(stored, self._tenants[stored.tenant])
+        except Exception:
+            # One run that cannot be restored must keep neither the others nor the server from it.
+            logger.exception("run %s cannot be gone on with", stored.id)
 
     async def _write_until_closed(self, connection: Connection) -> None:
         claim_s = anyio.current_time() + _CLAIM_EVERY_S
