@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -112,7 +113,8 @@ class DurableServer:
         """Its exit code. number: the signal that ends it."""
         self.http.close()
         if self.process.pid is not None and self.process.is_alive():
-            os.kill(self.process.pid, number)
+            with suppress(ProcessLookupError):  # it may have killed itself just now
+                os.kill(self.process.pid, number)
         self.process.join(30)
         return self.process.exitcode
 
