@@ -20,12 +20,14 @@ from server import serve
 from server.gateway import Admission, Gateway, ServedModel
 from server.metrics import Metrics
 from server.model_cache import silent
-from server.parts import Parts, build_resources, journaled_workflows
+from server.parts import Parts, build_resources
 from server.pooling_metrics import PoolingMetrics
 from server.pooling_models import ServedPoolingModels
 from server.pools import Pools
 from server.settings import Settings
 from server.sse import StreamKeeper
+from server.workflow_operators import operators_of
+from server.workflow_scheduling import build_service, build_slots
 from spot.engines.scripted import ScriptedEngine
 from spot.fleet import Fleet, PipelineSpec
 from tests.harness import demo_tokenizer, say, until
@@ -71,8 +73,9 @@ def run(settings: dict[str, Any], crash: Crash, port: Connection) -> None:
     pools, pooling_metrics = Pools(), PoolingMetrics(gateway.metrics.registry)
     models = ServedPoolingModels(pools, ["demo"], pooling_metrics)
     resources = build_resources(told, models, silent)
-    if told.workflow_journal:
-        gateway.workflows = journaled_workflows(told, gateway, resources)
+    operators = {one.name: one for one in operators_of(gateway, resources)}
+    slots = build_slots(told)
+    gateway.workflows = build_service(told, slots, resources.database, operators)
     listener = serve._bind(told)
     port.send(listener.getsockname()[1])
     parts = Parts(gateway, fleet, no_more, [], pools, pooling_metrics, resources, deque())
