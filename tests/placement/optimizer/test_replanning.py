@@ -230,7 +230,7 @@ def test_where_sets_are_too_many_to_list_the_bound_holds(
 ) -> None:
     """Against the answer over all sets: no better, hardly worse, and under a valid bound."""
     num = 0
-    for seed in range(10):
+    for seed in range(12):
         instance = random_instance(seed)
         try:
             running: list[PlannedPipeline | None] = [
@@ -246,4 +246,4 @@ def test_where_sets_are_too_many_to_list_the_bound_holds(
         assert 0.9 * exact.plan.value <= found.plan.value <= exact.plan.value * (1 + 1e-9)
         assert found.plan.bound >= exact.plan.value * (1 - 1e-9)
         num += 1
-    assert num > 10
+    assert num > 5
