@@ -129,8 +129,9 @@ def command_of(kind: Kind, model: str, port: int) -> list[str]:
     """How each server is started."""
     shared = ["--host=127.0.0.1", f"--port={port}", "--served-model-name", "bench", *_ENGINE_FLAGS]
     if kind == "shuntyard":
-        alone = "--no-share-equal-requests"  # the other server answers each request by itself
-        return [sys.executable, "-m", "server", "serve", "--model", model, *shared, alone]
+        # The other server answers each request by itself, and keeps nothing.
+        alone = ["--no-share-equal-requests", "--no-workflow-journal"]
+        return [sys.executable, "-m", "server", "serve", "--model", model, *shared, *alone]
     module = "vllm.entrypoints.openai.api_server"
     return [sys.executable, "-m", module, "--model", model, *shared]
 

@@ -180,7 +180,7 @@ def _workflow_routes(
             KnownRoute(prefix, endpoint=workflows, methods=["GET", "POST"]),
             post(f"{prefix}/validate", validate),
             get(f"{prefix}/schema", schema),
-            get(f"{run}/graph.svg", RunPicture(gateway)),
+            get(f"{run}/graph.svg", RunPicture(gateway, operators)),
             get(run, OneRun(gateway)),
             get(f"{run}/events", RunEventStream(gateway)),
             get(f"{run}/explain", ExplainRun(gateway)),

@@ -15,8 +15,10 @@ HttpError (a ShuntyardError that only HTTP knows)
 ├── RunMissing          404
 ├── TemplateMissing     404
 ├── StoreLimit          400   a tenant has as many of something as it may have
+├── RunKeyReused        409   an idempotency key that stands for another request
+├── RunNotHere          409   another server works on the run
 ├── CollectionMissing   404
-├── StoreDown           503   Postgres, which keeps collections, is not available
+├── StoreDown           503   Postgres, which keeps collections and runs, is not available
 ├── BodyTooLarge        413
 ├── WrongContentType    415
 ├── RequestTimeout      408   the request did not arrive in time
@@ -124,6 +126,14 @@ class StoreLimit(HttpError):
     """The tenant has as many of something as it may have."""
 
 
+class RunKeyReused(HttpError):
+    """The `Idempotency-Key` stands for a run of another request."""
+
+
+class RunNotHere(HttpError):
+    """Another server of the same database works on the run."""
+
+
 class CollectionMissing(HttpError):
     """No collection has this name, or it is another tenant's."""
 
@@ -196,6 +206,8 @@ _KINDS: dict[type[ShuntyardError], tuple[int, str, str | None]] = {
     RunMissing: (404, "not_found_error", "run_not_found"),
     TemplateMissing: (404, "not_found_error", "template_not_found"),
     StoreLimit: (400, _INVALID, "limit_reached"),
+    RunKeyReused: (409, _INVALID, "idempotency_key_reused"),
+    RunNotHere: (409, _INVALID, "run_elsewhere"),
     CollectionMissing: (404, "not_found_error", "collection_not_found"),
     StoreDown: (503, _SERVER, "store_unavailable"),
     BodyTooLarge: (413, _INVALID, "body_too_large"),

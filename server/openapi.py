@@ -246,7 +246,7 @@ TABLE = (
         accepts_yaml=True,
         event=WorkflowEvent,
         example=_WORKFLOW_EXAMPLE,
-        errors=_BODY,
+        errors=(409, *_BODY),
     ),
     Operation(
         "POST",
@@ -265,8 +265,23 @@ TABLE = (
         "/v1/workflows",
         "listRuns",
         WORKFLOWS,
-        "The runs that are active or still remembered, the newest first",
+        "The runs that are active or kept, the newest first",
         answer=RunList,
+        query=(
+            {
+                "name": "limit",
+                "in": "query",
+                "description": "How many at most.",
+                "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+            },
+            {
+                "name": "after",
+                "in": "query",
+                "description": "The id of a run: those that come behind it in the list.",
+                "schema": {"type": "string"},
+            },
+        ),
+        errors=(400, *_STORE),
     ),
     Operation(
         "GET",
@@ -275,7 +290,7 @@ TABLE = (
         WORKFLOWS,
         "One run with its nodes and outputs",
         answer=WorkflowRun,
-        errors=(404, *_ANY),
+        errors=(404, *_STORE),
     ),
     Operation(
         "GET",
@@ -293,7 +308,7 @@ TABLE = (
                 "schema": {"type": "integer", "minimum": 0, "default": 0},
             },
         ),
-        errors=(400, 404, *_ANY),
+        errors=(400, 404, 409, *_STORE),
     ),
     Operation(
         "GET",
@@ -319,7 +334,7 @@ TABLE = (
         WORKFLOWS,
         "Of each node, whether its work was shared, and why",
         answer=RunExplanation,
-        errors=(404, *_ANY),
+        errors=(404, *_STORE),
     ),
     Operation(
         "POST",
@@ -328,7 +343,7 @@ TABLE = (
         WORKFLOWS,
         "Stop a run; answers when all of its work has stopped",
         answer=WorkflowRun,
-        errors=(404, *_ANY),
+        errors=(404, 409, *_STORE),
     ),
     Operation(
         "GET",

@@ -14,7 +14,14 @@ from typing import Any, Literal
 
 from server.endpoints.admin import PipelineFactory
 from server.fleet_metrics import FleetMetrics
-from server.gateway import Admission, ChatOptions, Gateway, Limits, ServedModel, unix_s
+from server.gateway import (
+    Admission,
+    ChatOptions,
+    Gateway,
+    Limits,
+    ServedModel,
+    unix_s,
+)
 from server.item_metrics import ItemMetrics
 from server.journal import Journal
 from server.journal_entry import JournalUnusable
@@ -32,6 +39,7 @@ from server.sse import StreamKeeper
 from server.text.tokenizer import ChatTokenizer, read_chat_template, read_generation_config
 from server.version import VERSION
 from server.workflow_metrics import WorkflowMetrics
+from server.workflow_operators import operators_of
 from server.workflow_resources import WorkflowResources
 from server.workflow_scheduling import build_service, build_slots
 from spot.engines.base import Engine
@@ -98,8 +106,6 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     )
     slots.on_reprioritise = fleet.reprioritise
     gateway = _build_gateway(settings, model, names, metrics, tokenizer, fleet, say)
-    gateway.workflows = build_service(settings, slots)
-    gateway.metrics.registry.register(WorkflowMetrics(gateway.workflows))
     gateway.further_engines = list(pooling_engines)
     gateway.metrics.registry.register(FleetMetrics(fleet))
     if gateway.journal is not None:
@@ -108,6 +114,9 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     models = ServedPoolingModels(pools, names, pooling_metrics)
     resources = build_resources(settings, models, say)
     gateway.metrics.registry.register(ItemMetrics(resources.items))
+    operators = {one.name: one for one in operators_of(gateway, resources)}
+    gateway.workflows = build_service(settings, slots, resources.database, operators)
+    gateway.metrics.registry.register(WorkflowMetrics(gateway.workflows))
     return Parts(
         gateway,
         fleet,
@@ -123,10 +132,11 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
 def build_resources(settings: Settings, models: ServedPoolingModels, say: Say) -> WorkflowResources:
     """What workflows work with; says where their data is. Nothing starts."""
     folder = None if settings.database_url else settings.workflow_data_folder
+    when = "at once, for the runs" if settings.workflow_journal else "when a node needs it"
     if folder is None:
-        say("workflow data: in the database of --database-url, opened when a node needs it")
+        say(f"workflow data: in the database of --database-url, opened {when}")
     else:
-        say(f"workflow data: {folder}, where Postgres starts when a node needs it")
+        say(f"workflow data: {folder}, where Postgres starts {when}")
     return WorkflowResources(
         models,
         database=Database(

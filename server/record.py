@@ -27,6 +27,7 @@ class RequestRecord:
         work); failed (our fault, before or after the first byte).
     via: other Shuntyards that it has come through.
     journaling: what writes the answer into the journal, if it is journaled.
+    idempotency_key: by which the client names a run of a workflow that it wants once.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class RequestRecord:
     last_token_s: float | None = None
     via: list[str] = field(default_factory=list)
     journaling: Journaling | None = None
+    idempotency_key: str | None = None
 
     @property
     def ttft_s(self) -> float | None:

@@ -163,7 +163,11 @@ class _Server(uvicorn.Server):
             await anyio.sleep(_POLL_S)  # what is counted has no event
 
     async def _cut(self) -> None:
-        """End what still runs: with an error event, and by force where nobody reads that."""
+        """End what still runs: with an error event, and by force where nobody reads that.
+
+        Runs that are journaled are not ended, but left as they are.
+        """
+        await self._gateway.workflows.suspend()
         self._gateway.end_all(ShuttingDown("The server is shutting down."))
         with anyio.move_on_after(_LAST_WORDS_S):
             await self._answered(lambda: False)

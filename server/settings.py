@@ -281,9 +281,8 @@ class Settings(BaseSettings):
 
     workflow_data: Path | None = _setting(
         None,
-        "folder of the embedded Postgres that keeps collections, started when a workflow first "
-        "needs it (default: ~/.local/share/shuntyard/workflows, /var/lib/shuntyard/workflows for "
-        "root)",
+        "folder of the embedded Postgres that keeps collections and runs "
+        "(default: ~/.local/share/shuntyard/workflows, /var/lib/shuntyard/workflows for root)",
         group=WORKFLOWS,
     )
     database_url: str | None = _setting(
@@ -292,7 +291,25 @@ class Settings(BaseSettings):
         group=WORKFLOWS,
     )
     database_max_connections: int = _setting(
-        10, "connections to Postgres held at once", group=WORKFLOWS, ge=1, le=1000
+        10, "connections to Postgres held at once", group=WORKFLOWS, ge=2, le=1000
+    )
+    workflow_journal: bool = _setting(
+        True,
+        "keep runs in Postgres, so that they go on after a crash or restart of the server; without "
+        "it they are in memory only",
+        group=WORKFLOWS,
+    )
+    workflow_retention: float = _setting(
+        7 * 86400.0,
+        "seconds that a run is kept there after its end, with its idempotency key",
+        group=WORKFLOWS,
+        gt=0,
+    )
+    workflow_retention_bytes: int = _setting(
+        10 * 1024**3,
+        "size of the runs that have ended; beyond it the oldest go",
+        group=WORKFLOWS,
+        ge=1024 * 1024,
     )
     workflow_max_batch: int = _setting(
         64, "texts or pairs of concurrent nodes in one batch", group=WORKFLOWS, ge=1, le=4096

@@ -1,15 +1,21 @@
-"""The workflows' scheduler as the settings want it."""
+"""The workflows' scheduler, and the service around it, as the settings want them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from server.gateway import wall_s
+from workflows.checked import check_workflow
+from workflows.operators.base import Operator
+from workflows.run_journal import RunJournal
 from workflows.scheduling.messages import CapacityChanged
 from workflows.scheduling.parameters import preset
 from workflows.service import WorkflowService
 from workflows.slots import DEFAULT_RESOURCES, Slots
+from workflows.stores.database import Database
+from workflows.stores.runs import RunStore
 
 if TYPE_CHECKING:
     from server.settings import Settings
@@ -30,7 +36,20 @@ def build_slots(settings: Settings) -> Slots:
     )
 
 
-def build_service(settings: Settings, slots: Slots) -> WorkflowService:
+def build_service(
+    settings: Settings, slots: Slots, database: Database, operators: Mapping[str, Operator]
+) -> WorkflowService:
+    """What runs workflows; with a journal in `database`, if the settings have one."""
+    journal = None
+    if settings.workflow_journal:
+        journal = RunJournal(
+            RunStore(database),
+            now_wall_s=wall_s,
+            identities=settings.journal_identities,
+            tenants=list(settings.keys_by_tenant.values()) or [""],
+            ttl_s=settings.workflow_retention,
+            max_bytes=settings.workflow_retention_bytes,
+        )
     return WorkflowService(
         slots,
         max_active=settings.workflow_max_active,
@@ -40,6 +59,8 @@ def build_service(settings: Settings, slots: Slots) -> WorkflowService:
         max_nested=settings.workflow_max_nested,
         max_run_bytes=settings.workflow_max_run_bytes,
         max_kept_bytes=settings.workflow_max_kept_bytes,
+        journal=journal,
+        compiled=None if journal is None else lambda document: check_workflow(document, operators),
     )
 
 

@@ -6,7 +6,10 @@ WorkflowError
 ├── NodeFailed            one node's work failed; says whether another try could help
 ├── RunNotFound           no run of this id, or of another tenant
 ├── TemplateNotFound      no workflow template of this name, or of another tenant
-└── TooManyRuns           the limit of runs at once is reached
+├── TooManyRuns           the limit of runs at once is reached
+├── KeyReused             the idempotency key belongs to a run of another request
+├── RunElsewhere          another server works on the run
+└── JournalUnavailable    runs cannot be recorded now, so none is begun
 """
 
 from __future__ import annotations
@@ -69,3 +72,15 @@ class TemplateNotFound(WorkflowError):
 
 class TooManyRuns(WorkflowError):
     """As many runs are active as may be. Worth trying again later."""
+
+
+class KeyReused(WorkflowError):
+    """The idempotency key was used for another request."""
+
+
+class RunElsewhere(WorkflowError):
+    """The run is at work on another server of the same database; only that one can say more."""
+
+
+class JournalUnavailable(WorkflowError):
+    """Runs cannot be recorded at the moment. Worth trying again later."""

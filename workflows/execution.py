@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from workflows.complaints import complaints, shown_path
 from workflows.errors import NodeFailed
-from workflows.operators.base import NodeContext, NodeResult
+from workflows.operators.base import NodeContext, NodeResult, Writing
 from workflows.run_state import StartNode
 from workflows.shared_work import Emit, Shared, SharedWork
 from workflows.signature import Identity, Shareable, signature
@@ -30,11 +31,16 @@ _REASONS: dict[Shared, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A node's result. shared: whose work it was; reason: why."""
+    """A node's result. shared: whose work it was; reason: why. is_write: it changed something."""
 
     result: NodeResult
     shared: Shared
     reason: str
+    is_write: bool = False
+
+
+async def _unrecorded() -> None:
+    """Where nothing outlives the process, nothing is to be recorded."""
 
 
 class NodeExecutor:
@@ -48,22 +54,38 @@ class NodeExecutor:
         self._tasks = tasks
         self._secret = secrets.token_bytes(32)
 
-    async def execute(self, start: StartNode, context: NodeContext) -> Outcome:
-        """Raises NodeFailed, and nothing else."""
+    async def execute(
+        self,
+        start: StartNode,
+        context: NodeContext,
+        *,
+        recorded: Callable[[], Awaitable[None]] = _unrecorded,
+    ) -> Outcome:
+        """Raises NodeFailed, and nothing else.
+
+        recorded: waits until the start of this try will be known whatever happens; it is awaited
+        before work that changes something.
+        """
         params = _checked_params(start)
         spec, operator = start.node.spec, start.node.operator
+        is_write = _is_write(start, params)
+        if is_write:
+            if start.is_restart and spec.on_interrupt == "fail":
+                message = "was interrupted; nobody knows whether it had its effect"
+                raise NodeFailed(message, code="interrupted", is_retryable=False)
+            await recorded()
         identity = operator.identity(params) if isinstance(operator, Shareable) else None
         if identity is not None and not identity.wants_deltas:
             context = context.emitting(lambda _: None)
         with anyio.move_on_after(spec.timeout_s):
-            reason = _why_not(start, identity)
+            reason = "it has effects" if is_write else _why_not(start, identity)
             if reason or identity is None:
                 context.job.join(context.job.node)
                 try:
                     result = await _run(start, params, context, context.emit)
                 finally:
                     context.job.leave(context.job.node)
-                return Outcome(result=result, shared="none", reason=reason)
+                return Outcome(result=result, shared="none", reason=reason, is_write=is_write)
             return await self._shared(start, params, context, identity)
         message = f"took longer than {spec.timeout_s:g} s"
         raise NodeFailed(message, code="timeout", is_retryable=True)
@@ -97,6 +119,14 @@ class NodeExecutor:
         if shared != "none":
             result = _without_cost(result)
         return Outcome(result=result, shared=shared, reason=_REASONS[shared])
+
+
+def _is_write(start: StartNode, params: Any) -> bool:
+    """Whether the work changes something: as the node says, or else its operator."""
+    effects, operator = start.node.spec.effects, start.node.operator
+    if effects is not None:
+        return effects == "write"
+    return isinstance(operator, Writing) and operator.writes(params)
 
 
 def _why_not(start: StartNode, identity: Identity | None) -> str:

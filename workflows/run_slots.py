@@ -23,18 +23,19 @@ class RunSlots:
         run_id: str,
         root_id: str,
         tenant: str,
-        now_s: float,
+        created_s: float,
     ) -> None:
         self._slots = slots
         self._workflow = workflow
         self._root_id = root_id
         self._is_root = run_id == root_id
         self._prefix = "" if self._is_root else f"{run_id}/"
+        self._has_ended = False
         self.jobs: dict[str, Job] = {}
         nodes = planned_nodes(workflow, self._prefix, slots)
         if self._is_root:
             limit_s = workflow.spec.deadline_s
-            deadline_s = None if limit_s is None else now_s + limit_s
+            deadline_s = None if limit_s is None else created_s + limit_s
             slots.tell(
                 RunArrived(run_id=root_id, nodes=nodes, tenant=tenant, deadline_s=deadline_s)
             )
@@ -54,7 +55,10 @@ class RunSlots:
             self._slots.tell(NodeEnded(run_id=self._root_id, node_id=part))
 
     def ended(self, *, is_completed: bool) -> None:
-        """The run is over, and all of its work has stopped."""
+        """The run is over, and all of its work has stopped. Does nothing a second time."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         if self._is_root:
             self._slots.tell(RunEnded(run_id=self._root_id, is_completed=is_completed))
         else:

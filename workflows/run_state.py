@@ -16,48 +16,57 @@ on was skipped. The output of a skipped node is null.
 A run ends when all of its nodes have ended: `completed`; `failed` with the first node whose failure
 nothing takes, which stops all others; `cancelled` on request; `incomplete` when its deadline is
 over.
+
+A run that was interrupted is restored from what had happened in it (`workflows.run_progress`), and
+`resume` goes on: what has ended stays as it is, what was at work begins again as the same try.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
 
 from workflows.checked import CheckedNode, CheckedWorkflow
 from workflows.errors import NodeFailed, TemplateError
 from workflows.operators.base import NodeResult
+from workflows.run_progress import (
+    ENDED,
+    Failure,
+    NodeProgress,
+    NodeStatus,
+    RunProgress,
+    RunStatus,
+    total_usage,
+)
 from workflows.templates import RenderBudget
 
-NodeStatus = Literal["pending", "running", "waiting", "completed", "failed", "skipped", "cancelled"]
-RunStatus = Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
-
-ENDED = frozenset({"completed", "failed", "skipped", "cancelled"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a node or a run failed. node_id: of the node that failed, in a run's failure."""
-
-    code: str
-    message: str
-    node_id: str | None = None
+MAX_RESTARTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartNode:
-    """Run a node's work after `delay_s`. params: rendered, not yet checked by the operator."""
+    """Run a node's work after `delay_s`. params: rendered, not yet checked by the operator.
+
+    is_restart: this try had begun before, and was interrupted: nobody knows how far it came.
+    """
 
     node: CheckedNode
     params: Any
     attempt: int
     delay_s: float = 0.0
+    is_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopNode:
-    """Stop a node's work, or the wait for it. Nothing needs to be reported."""
+    """Stop a node's work, or the wait for it. Nothing needs to be reported.
+
+    In a run that is resumed the work may not have begun anew.
+    """
 
     node_id: str
 
@@ -75,26 +84,13 @@ Command = StartNode | StopNode | Happened
 
 
 @dataclass(slots=True, kw_only=True)
-class NodeState:
-    """One node of one run. Times are of the clock that the caller passes, in seconds.
-
-    params: rendered, while it runs. shared: whose work its result is: its own (`none`), or another
-    node's (`inflight`, `cache`).
-    """
+class NodeState(NodeProgress):
+    """One node of one run. params: rendered, while it runs."""
 
     node: CheckedNode
     num_missing: int
     children: list[str] = field(default_factory=list)
-    status: NodeStatus = "pending"
-    attempt: int = 0
     params: Any = None
-    output: dict[str, Any] | None = None
-    failure: Failure | None = None
-    usage: dict[str, int] = field(default_factory=dict)
-    shared: str = "none"
-    shared_reason: str = ""
-    started_s: float | None = None
-    finished_s: float | None = None
 
 
 class RunState:
@@ -132,6 +128,34 @@ class RunState:
             for parent in node.dependencies:
                 self.nodes[parent].children.append(name)
 
+    @classmethod
+    def restored(
+        cls,
+        workflow: CheckedWorkflow,
+        inputs: Mapping[str, Any],
+        past: RunProgress,
+        *,
+        now_s: float,
+        rng: random.Random | None = None,
+        rendering: RenderBudget | None = None,
+    ) -> RunState:
+        """The run as it was; `resume` goes on with it. past: of the clock that `now_s` is of."""
+        run = cls(
+            workflow,
+            inputs,
+            now_s=past.created_s,
+            rng=rng,
+            rendering=rendering or RenderBudget(now_s),
+        )
+        run.status, run.failure, run.outputs = past.status, past.failure, past.outputs
+        run.finished_s = past.finished_s
+        for name, progress in past.nodes.items():
+            state = run.nodes[name]
+            state.take_over(progress)
+            if state.status in ENDED:
+                run._close(state)
+        return run
+
     @property
     def has_ended(self) -> bool:
         return self.finished_s is not None
@@ -139,11 +163,12 @@ class RunState:
     @property
     def usage(self) -> dict[str, int]:
         """The sum over all nodes, by name."""
-        total: dict[str, int] = {}
-        for state in self.nodes.values():
-            for name, count in state.usage.items():
-                total[name] = total.get(name, 0) + count
-        return total
+        return total_usage(self.nodes.values())
+
+    @property
+    def output_bytes(self) -> int:
+        """Of the outputs of all nodes, as JSON."""
+        return sum(len(orjson.dumps(one.output)) for one in self.nodes.values() if one.output)
 
     def start(self, *, now_s: float) -> list[Command]:
         """Begin: every node without dependencies is ready."""
@@ -153,12 +178,33 @@ class RunState:
         ready = [name for name, state in self.nodes.items() if not state.num_missing]
         return commands + self._advance(ready, now_s)
 
+    def resume(self, *, now_s: float) -> list[Command]:
+        """Go on with a restored run: begin anew what was at work, and what is ready now."""
+        if self.status == "queued":
+            return self.start(now_s=now_s)
+        for name, state in self.nodes.items():
+            if state.status == "failed" and state.failure is not None:
+                whole = replace(state.failure, node_id=name)
+                return self._end_run("failed", whole, now_s)
+        commands: list[Command] = []
+        released: list[str] = []
+        for state in self.nodes.values():
+            if state.status in ("running", "waiting") and not self.has_ended:
+                commands += self._begin_again(state, now_s)
+                released += self._released(state)
+        ready = [
+            name
+            for name, state in self.nodes.items()
+            if state.status == "pending" and not state.num_missing and name not in released
+        ]
+        return commands + self._advance(ready + released, now_s)
+
     def work_started(self, node_id: str, *, now_s: float) -> list[Command]:
         """The work of a node begins, the first time or again."""
         state = self.nodes[node_id]
         if state.status not in ("running", "waiting"):
             return []
-        state.status = "running"
+        state.status, state.has_begun, state.next_try_s = "running", True, None
         if state.started_s is None:
             state.started_s = now_s
         return [Happened(type="node.started", node_id=node_id, data={"attempt": state.attempt})]
@@ -251,6 +297,7 @@ class RunState:
             failure = Failure(code="template_error", message=error.message)
             return self._give_up(state, failure, now_s)
         state.status, state.attempt, state.params = "running", 1, params
+        state.has_begun = False
         return [
             Happened(type="node.ready", node_id=node.spec.id),
             StartNode(node=node, params=params, attempt=1),
@@ -261,7 +308,7 @@ class RunState:
         wait_s = min(retry.backoff_s * 2 ** (state.attempt - 1), retry.max_backoff_s)
         wait_s *= 1 - retry.jitter * self._rng.random()
         state.attempt += 1
-        state.status = "waiting"
+        state.status, state.has_begun, state.next_try_s = "waiting", False, now_s + wait_s
         data = {"attempt": state.attempt, "delay_s": wait_s, "error": _error(error)}
         return [
             Happened(type="node.retrying", node_id=node.spec.id, data=data),
@@ -272,6 +319,32 @@ class RunState:
                 delay_s=wait_s,
             ),
         ]
+
+    def _begin_again(self, state: NodeState, now_s: float) -> list[Command]:
+        """The try that was under way, or waited for, when the run was interrupted."""
+        node, node_id = state.node, state.node.spec.id
+        scope = {"inputs": self.inputs, "nodes": self._views}
+        try:
+            state.params = node.params.render(scope, self.rendering.refill(now_s))
+        except TemplateError as error:
+            return self._give_up(
+                state, Failure(code="template_error", message=error.message), now_s
+            )
+        start = StartNode(
+            node=node,
+            params=state.params,
+            attempt=state.attempt,
+            delay_s=max(0.0, (state.next_try_s or now_s) - now_s),
+            is_restart=state.has_begun,
+        )
+        if not state.has_begun:
+            return [start]
+        if state.num_restarts >= MAX_RESTARTS:
+            message = f"was interrupted {MAX_RESTARTS + 1} times"
+            return self._give_up(state, Failure(code="interrupted", message=message), now_s)
+        state.num_restarts, state.has_begun = state.num_restarts + 1, False
+        data = {"attempt": state.attempt}
+        return [Happened(type="node.restarted", node_id=node_id, data=data), start]
 
     def _give_up(self, state: NodeState, failure: Failure, now_s: float) -> list[Command]:
         """A node's last failure, and what `on_error` makes of it."""
@@ -288,17 +361,25 @@ class RunState:
 
     def _end_node(self, state: NodeState, status: NodeStatus, now_s: float) -> list[Command]:
         state.status, state.finished_s, state.params = status, now_s, None
-        self._num_open -= 1
-        name = state.node.spec.id
-        for child in state.children:
-            self.nodes[child].num_missing -= 1
+        state.next_try_s = None
+        self._close(state)
         failure = None if state.failure is None else _error(state.failure)
-        self._views[name] = {"output": state.output, "status": status, "error": failure}
         data: dict[str, Any] = {} if failure is None else {"error": failure}
         if status == "completed":
             data["output"] = state.output
+            data["usage"] = state.usage
             data["shared"] = state.shared
-        return [Happened(type=f"node.{status}", node_id=name, data=data)]
+            data["reason"] = state.shared_reason
+        return [Happened(type=f"node.{status}", node_id=state.node.spec.id, data=data)]
+
+    def _close(self, state: NodeState) -> None:
+        """A node that has ended: its children wait for one less, and templates see it."""
+        self._num_open -= 1
+        for child in state.children:
+            self.nodes[child].num_missing -= 1
+        failure = None if state.failure is None else _error(state.failure)
+        view = {"output": state.output, "status": state.status, "error": failure}
+        self._views[state.node.spec.id] = view
 
     def _released(self, state: NodeState) -> list[str]:
         """The children that waited for this node alone."""

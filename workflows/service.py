@@ -5,68 +5,61 @@ Every node's work is a task of its own. Nothing here decides what runs next.
 
 from __future__ import annotations
 
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import anyio
 import orjson
 from anyio.abc import TaskGroup
 
 from workflows.checked import CheckedNode, CheckedWorkflow, complete_inputs
-from workflows.errors import InvalidWorkflow, NodeFailed, RunNotFound, TooManyRuns
+from workflows.errors import (
+    InvalidWorkflow,
+    JournalUnavailable,
+    KeyReused,
+    NodeFailed,
+    RunElsewhere,
+    RunNotFound,
+    TooManyRuns,
+)
 from workflows.execution import NodeExecutor
 from workflows.operators.base import NodeContext, NodeResult
-from workflows.run_events import RunEvents
+from workflows.past_run import PastRun, past_run
+from workflows.run import Run, RunKey, new_run_id
+from workflows.run_journal import RunJournal
+from workflows.run_progress import ENDED
+from workflows.run_restoring import (
+    end_lost_run,
+    new_row,
+    restored_run,
+    run_inside,
+    stored_events,
+)
 from workflows.run_slots import RunSlots
 from workflows.run_state import Command, Happened, RunState, StartNode, StopNode
 from workflows.shared_work import SharedWork
 from workflows.slots import Slots
+from workflows.stores.runs import StoredRun
 
 # Of a cancelled one the scheduler learns with the end of its run.
 _NODE_ENDS = frozenset({"node.completed", "node.failed", "node.skipped"})
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Run:
-    """One run.
-
-    wall_s: the wall clock when it was created. root: the outermost run around it, of which
-    num_nested counts those inside, and num_bytes what all their nodes have put out. slots: its
-    place in the scheduler. ended: is set once its last event was logged and all of its work has
-    stopped.
-    """
-
-    id: str
-    tenant: str
-    wall_s: float
-    state: RunState
-    slots: RunSlots
-    root: Run | None = None
-    num_nested: int = 0
-    num_bytes: int = 0
-    events: RunEvents = field(default_factory=RunEvents)
-    ended: anyio.Event = field(default_factory=anyio.Event)
-    _scopes: dict[str, anyio.CancelScope] = field(default_factory=dict)
-    _num_tasks: int = 0
-
-    def wall_at(self, at_s: float) -> float:
-        """The wall clock at a moment of the event loop's clock."""
-        return self.wall_s + (at_s - self.state.created_s)
-
-
 class WorkflowService:
-    """An async context manager; leaving it cancels every run.
+    """An async context manager; leaving it ends the work of every run.
 
     slots: where nodes get slots for their work; entered and left with the service.
     max_active: runs at once. max_kept, max_kept_s: how many ended runs can still be asked for, and
     for how long. max_cache_bytes: of results that equal nodes may use again.
     max_nested: runs inside one run, all together. max_run_bytes: of the outputs of one run's nodes,
     as JSON. max_kept_bytes: of those of all ended runs.
+    journal: keeps runs beyond the end of the process; those that are at work then are gone on with
+    by the next one. compiled: the workflow of a document, for those; raises InvalidWorkflow.
+    Without a journal all runs are cancelled at the end.
     """
 
     def __init__(
@@ -80,8 +73,15 @@ class WorkflowService:
         max_nested: int = 10_000,
         max_run_bytes: int = 64 * 1024 * 1024,
         max_kept_bytes: int = 256 * 1024 * 1024,
+        journal: RunJournal | None = None,
+        compiled: Callable[[Any], CheckedWorkflow] | None = None,
     ) -> None:
         self.slots = slots or Slots()
+        assert (journal is None) == (compiled is None), "they belong together"
+        self._journal = journal
+        self._compiled = compiled
+        self._keyed: dict[tuple[str, str], Run] = {}
+        self._turns: WeakValueDictionary[tuple[str, str], anyio.Lock] = WeakValueDictionary()
         self._max_active = max_active
         self._max_kept = max_kept
         self._max_kept_s = max_kept_s
@@ -96,6 +96,10 @@ class WorkflowService:
         self._executor: NodeExecutor | None = None
 
     @property
+    def journal(self) -> RunJournal | None:
+        return self._journal
+
+    @property
     def num_active(self) -> int:
         return len(self._active)
 
@@ -104,6 +108,9 @@ class WorkflowService:
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         self._executor = NodeExecutor(self.shared_work, self._group)
+        if self._journal is not None:
+            self._journal.adopt, self._journal.abandon = self._adopt, self._abandon
+            await self._journal.__aenter__()
         return self
 
     async def __aexit__(
@@ -113,6 +120,9 @@ class WorkflowService:
         traceback: TracebackType | None,
     ) -> None:
         assert self._group is not None
+        await self.suspend()
+        if self._journal is not None:
+            await self._journal.__aexit__(exc_type, exc, traceback)
         for run in list(self._active.values()):
             self.cancel(run)
         self._group.cancel_scope.cancel()
@@ -120,6 +130,25 @@ class WorkflowService:
             await self._group.__aexit__(exc_type, exc, traceback)
         finally:
             await self.slots.__aexit__(exc_type, exc, traceback)
+
+    async def suspend(self) -> None:
+        """Stop the work of runs that the journal keeps. It will be gone on with."""
+        if self._journal is None:
+            return
+        await self._journal.close()
+        for run_id in list(self._active):
+            self._abandon(run_id)
+
+    async def ready(self) -> None:
+        """Wait until runs can be submitted. Raises JournalUnavailable."""
+        if self._journal is not None:
+            await self._journal.ready()
+
+    async def written(self, run: Run) -> None:
+        """Wait until a run is on record, to be gone on with whatever happens. Raises
+        JournalUnavailable."""
+        if self._journal is not None and run.recorded is not None:
+            await self._journal.written(run.recorded)
 
     def submit(
         self,
@@ -129,52 +158,151 @@ class WorkflowService:
         tenant: str,
         wall_s: float = 0.0,
     ) -> Run:
-        """Start a run. Raises InvalidWorkflow for inputs that the workflow does not take, and
-        TooManyRuns."""
-        if len(self._active) >= self._max_active:
-            raise TooManyRuns(f"{self._max_active} runs are active; try again later")
-        run = self._start(workflow, inputs, tenant=tenant, wall_s=wall_s, root=None)
-        if not run.ended.is_set():
-            self._active[run.id] = run
+        """Start a run. Raises InvalidWorkflow for inputs that the workflow does not take,
+        TooManyRuns, and JournalUnavailable."""
+        if self._journal is not None and not self._journal.is_up:
+            raise JournalUnavailable("runs cannot be recorded at the moment")
+        run = self._new_run(workflow, inputs, tenant=tenant, wall_s=wall_s, key=None)
+        self._begin(run, is_stored=False)
         return run
 
-    def _start(
+    async def submit_once(
         self,
         workflow: CheckedWorkflow,
         inputs: Mapping[str, Any],
         *,
         tenant: str,
         wall_s: float,
-        root: Run | None,
+        key: RunKey,
+    ) -> Run | PastRun:
+        """The run of a key: the one that was started with it, or a new one.
+
+        Raises what `submit` raises, and KeyReused if the key stands for another request, and
+        RunElsewhere.
+        """
+        name = (tenant, key.text)
+        turn = self._turns.setdefault(name, anyio.Lock())
+        async with turn:
+            run: Run | PastRun
+            if name in self._keyed:
+                run = self._keyed[name]
+            else:
+                fresh = self._new_run(workflow, inputs, tenant=tenant, wall_s=wall_s, key=key)
+                # Who leaves now must not leave a run behind that is stored and never begun.
+                with anyio.CancelScope(shield=True):
+                    run = await self._begin_once(fresh)
+        if run.request_hash != key.request_hash:
+            raise KeyReused("this Idempotency-Key was used with another body")
+        if isinstance(run, PastRun) and run.state.finished_s is None:
+            raise RunElsewhere(f"run {run.id} is at work on another server; ask that one")
+        return run
+
+    async def _begin_once(self, run: Run) -> Run | PastRun:
+        if self._journal is not None:
+            await self._journal.ready()
+            other = await self._journal.add(new_row(run, self._journal.identity(run.tenant)))
+            if other is not None:
+                return await self._of_key(other, run.tenant)
+        self._begin(run, is_stored=True)
+        return run
+
+    async def _of_key(self, stored: StoredRun, tenant: str) -> Run | PastRun:
+        """The run that a key stood for already."""
+        assert self._journal is not None
+        async with self._journal.taking_over:
+            here = self._active.get(stored.id) or self._kept.get(stored.id)
+            if here is None and stored.finished_s is None and self._journal.is_ours(stored):
+                # It was stored, but Postgres' word of that was lost: it has not begun.
+                self._adopt(stored, tenant)
+                here = self._active.get(stored.id)
+        return here or past_run(stored)
+
+    def _new_run(
+        self,
+        workflow: CheckedWorkflow,
+        inputs: Mapping[str, Any],
+        *,
+        tenant: str,
+        wall_s: float,
+        key: RunKey | None,
     ) -> Run:
-        """Raises InvalidWorkflow."""
+        """Raises InvalidWorkflow and TooManyRuns."""
+        if len(self._active) >= self._max_active:
+            raise TooManyRuns(f"{self._max_active} runs are active; try again later")
         inputs = complete_inputs(workflow.spec, inputs)
-        now_s = anyio.current_time()
-        run_id = f"run_{secrets.token_hex(12)}"
-        run = Run(
-            id=run_id,
+        return Run(
+            id=new_run_id(),
             tenant=tenant,
             wall_s=wall_s,
-            root=root,
-            slots=RunSlots(
-                self.slots,
-                workflow,
-                run_id=run_id,
-                root_id=run_id if root is None else root.id,
-                tenant=tenant,
-                now_s=now_s,
-            ),
-            state=RunState(
-                workflow,
-                inputs,
-                now_s=now_s,
-                rendering=None if root is None else root.state.rendering,
-            ),
+            key=key,
+            state=RunState(workflow, inputs, now_s=anyio.current_time()),
         )
-        if workflow.spec.deadline_s is not None:
-            self._spawn(run, "", self._expire, run, workflow.spec.deadline_s)
-        self._carry_out(run, run.state.start(now_s=now_s))
-        return run
+
+    def _begin(self, run: Run, *, is_stored: bool) -> None:
+        if self._journal is not None:
+            run.recorded = self._journal.record(
+                new_row(run, self._journal.identity(run.tenant)),
+                run.events,
+                wall_offset_s=run.wall_s - run.state.created_s,
+                is_stored=is_stored,
+            )
+        self._enter(run)
+
+    def _enter(self, run: Run) -> None:
+        """Work on a run, from its beginning or from where it was."""
+        if run.root is None:
+            self._active[run.id] = run
+            if run.key is not None:
+                self._keyed[run.tenant, run.key.text] = run
+        run.slots = RunSlots(
+            self.slots,
+            run.state.workflow,
+            run_id=run.id,
+            root_id=(run.root or run).id,
+            tenant=run.tenant,
+            created_s=run.state.created_s,
+        )
+        for name, node in run.state.nodes.items():
+            if node.status in ENDED:
+                run.slots.node_ended(name)
+        now_s, deadline_s = anyio.current_time(), run.state.workflow.spec.deadline_s
+        if deadline_s is not None and not run.state.has_ended:
+            self._spawn(run, "", self._expire, run, run.state.created_s + deadline_s - now_s)
+        self._carry_out(run, run.state.resume(now_s=now_s), now_s)
+
+    def _adopt(self, stored: StoredRun, tenant: str) -> None:
+        """Go on with a run of a process that is gone."""
+        assert self._journal is not None
+        assert self._compiled is not None
+        offset_s = self._journal.now_wall_s() - anyio.current_time()
+        try:
+            workflow = self._compiled(stored.document)
+        except InvalidWorkflow as error:
+            events = stored_events(stored, wall_offset_s=offset_s)
+            self._journal.record_again(stored, events, wall_offset_s=offset_s)
+            end_lost_run(stored, events, error)
+            return
+        run = restored_run(stored, tenant, workflow, wall_offset_s=offset_s)
+        run.recorded = self._journal.record_again(stored, run.events, wall_offset_s=offset_s)
+        self._enter(run)
+
+    def _abandon(self, run_id: str) -> None:
+        """Stop the work of a run, without an end: somebody else goes on with it."""
+        run = self._active.pop(run_id, None)
+        if run is None:
+            return
+        if run.key is not None:
+            self._keyed.pop((run.tenant, run.key.text), None)
+        run.is_suspended = True
+        self._stop(run)
+        run.events.close()
+        run.ended.set()
+
+    def _stop(self, run: Run) -> None:
+        """Stop a run's work, and say nothing of it."""
+        for scope in list(run._scopes.values()):
+            scope.cancel()
+        self._end_if_idle(run)
 
     def find(self, run_id: str, *, tenant: str) -> Run:
         """A run that is active or kept. Raises RunNotFound, also for another tenant's."""
@@ -193,20 +321,24 @@ class WorkflowService:
 
     def cancel(self, run: Run) -> None:
         """Stop a run. Does nothing if it has ended."""
-        self._carry_out(run, run.state.cancel(now_s=anyio.current_time()))
-
-    def _carry_out(self, run: Run, commands: list[Command]) -> None:
         now_s = anyio.current_time()
+        self._carry_out(run, run.state.cancel(now_s=now_s), now_s)
+
+    def _carry_out(self, run: Run, commands: list[Command], now_s: float) -> None:
+        """now_s: when the run decided on them, so that its events tell the times that it knows."""
+        if (run.root or run).is_suspended:
+            return
         for command in commands:
             match command:
                 case Happened(type=kind, node_id=node_id, data=data):
                     run.events.add(kind, node_id, data, now_s=now_s)
-                    if kind in _NODE_ENDS and node_id is not None:
+                    if kind in _NODE_ENDS and node_id is not None and run.slots is not None:
                         run.slots.node_ended(node_id)
                 case StartNode(node=node):
                     self._spawn(run, node.spec.id, self._work, run, command)
                 case StopNode(node_id=node_id):
-                    run._scopes[node_id].cancel()
+                    if node_id in run._scopes:
+                        run._scopes[node_id].cancel()
         if run.state.has_ended:
             self._end_if_idle(run)
 
@@ -223,20 +355,23 @@ class WorkflowService:
                     await work(*args)
             finally:
                 run._num_tasks -= 1
-                if run.state.has_ended:
+                if run.state.has_ended or (run.root or run).is_suspended:
                     self._end_if_idle(run)
 
         self._group.start_soon(task)
 
     def _end_if_idle(self, run: Run) -> None:
-        """Close a run that has ended, as soon as none of its tasks is left."""
+        """Close a run that has ended or was stopped, as soon as none of its tasks is left."""
         deadline = run._scopes.get("")
         if deadline is not None:
             deadline.cancel()
-        if run._num_tasks or run.ended.is_set():
+        if run._num_tasks:
+            return
+        if run.slots is not None:
+            run.slots.ended(is_completed=run.state.status == "completed")
+        if run.ended.is_set():
             return
         run.events.close()
-        run.slots.ended(is_completed=run.state.status == "completed")
         run.ended.set()
         if run.root is None:
             self._active.pop(run.id, None)
@@ -255,43 +390,67 @@ class WorkflowService:
                 return
             del self._kept[run.id]
             self._kept_bytes -= run.num_bytes
+            if run.key is not None:
+                self._keyed.pop((run.tenant, run.key.text), None)
 
-    async def _expire(self, run: Run, deadline_s: float) -> None:
-        await anyio.sleep(deadline_s)
-        self._carry_out(run, run.state.expire(now_s=anyio.current_time()))
+    async def _expire(self, run: Run, left_s: float) -> None:
+        await anyio.sleep(left_s)
+        now_s = anyio.current_time()
+        self._carry_out(run, run.state.expire(now_s=now_s), now_s)
 
     async def _work(self, run: Run, start: StartNode) -> None:
         """One try of one node, and its report."""
         node_id, state = start.node.spec.id, run.state
         await anyio.sleep(start.delay_s)
-        self._carry_out(run, state.work_started(node_id, now_s=anyio.current_time()))
+        now_s = anyio.current_time()
+        self._carry_out(run, state.work_started(node_id, now_s=now_s), now_s)
+        root = run.root or run
+        assert run.slots is not None, "it is worked on"
         context = NodeContext(
             run_id=run.id,
             node_id=node_id,
             tenant=run.tenant,
-            idempotency_key=f"{run.id}:{node_id}",
+            idempotency_key=f"{root.id}:{run.path}{node_id}",
             job=run.slots.job(node_id),
             attempt=start.attempt,
-            emit=partial(_log, run, "node.delta", node_id, "text"),
+            # Nobody watches the runs inside of others.
+            emit=partial(_log, run, "node.delta", node_id, "text") if run is root else _nobody,
             note_shared=partial(_log, run, "node.shared", node_id, "shared"),
             run_nested=partial(self._run_nested, run, start.node),
         )
         assert self._executor is not None
+        recorded = partial(self._recorded, root)
         try:
-            outcome = await self._executor.execute(start, context)
+            if root.num_effects > root.num_effects_recorded:
+                await recorded()
+            outcome = await self._executor.execute(start, context, recorded=recorded)
             self._count_bytes(run, outcome.result)
         except NodeFailed as error:
             now_s = anyio.current_time()
-            self._carry_out(run, state.work_failed(node_id, error, now_s=now_s))
+            self._carry_out(run, state.work_failed(node_id, error, now_s=now_s), now_s)
             return
+        root.num_effects += outcome.is_write
+        now_s = anyio.current_time()
         commands = state.work_completed(
             node_id,
             outcome.result,
-            now_s=anyio.current_time(),
+            now_s=now_s,
             shared=outcome.shared,
             shared_reason=outcome.reason,
         )
-        self._carry_out(run, commands)
+        self._carry_out(run, commands, now_s)
+        if start.node.nested is not None:
+            _forget_inside(root, f"{run.path}{node_id}[")
+
+    async def _recorded(self, root: Run) -> None:
+        """Wait until all that a run has done is on record. Raises NodeFailed."""
+        num_effects = root.num_effects
+        try:
+            await self.written(root)
+        except JournalUnavailable as error:
+            message = error.message
+            raise NodeFailed(message, code="store_unavailable", is_retryable=True) from None
+        root.num_effects_recorded = max(root.num_effects_recorded, num_effects)
 
     def _count_bytes(self, run: Run, result: NodeResult) -> None:
         """Raises NodeFailed if the run would hold too much."""
@@ -301,8 +460,14 @@ class WorkflowService:
             message = f"a run may hold {self._max_run_bytes:,} bytes of outputs at most"
             raise NodeFailed(message, code="output_too_large", is_retryable=False)
 
-    async def _run_nested(self, run: Run, node: CheckedNode, inputs: dict[str, Any]) -> NodeResult:
-        """A run inside a node. It is cancelled with the node, and counts to the run around it."""
+    async def _run_nested(
+        self, run: Run, node: CheckedNode, inputs: dict[str, Any], key: str
+    ) -> NodeResult:
+        """A run inside a node. It is cancelled with the node, and counts to the run around it.
+
+        Where there was one of that key before, it goes on: in an earlier try of the node, or before
+        the server's end.
+        """
         assert node.nested is not None
         root = run.root or run
         root.num_nested += 1
@@ -310,15 +475,20 @@ class WorkflowService:
             message = f"a run may have {self._max_nested} runs inside at most"
             raise NodeFailed(message, code="too_many_runs", is_retryable=False)
         try:
-            inner = self._start(
-                node.nested, inputs, tenant=run.tenant, wall_s=run.wall_s, root=root
-            )
+            inputs = complete_inputs(node.nested.spec, inputs)
         except InvalidWorkflow as error:
             raise NodeFailed(error.message, code="invalid_input", is_retryable=False) from None
+        inner = run_inside(run, node.nested, inputs, f"{run.path}{node.spec.id}[{key}].")
+        if self._journal is not None and root.recorded is not None:
+            self._journal.record_inside(root.recorded, inner.path, inner.events)
+        self._enter(inner)
         try:
             await inner.ended.wait()
         finally:
-            self.cancel(inner)
+            if root.is_suspended:
+                self._stop(inner)
+            else:
+                self.cancel(inner)
             with anyio.CancelScope(shield=True):
                 # The run around it has not stopped before this one has.
                 await inner.ended.wait()
@@ -331,6 +501,16 @@ class WorkflowService:
             raise NodeFailed(message, code=failure.code, is_retryable=False)
         assert inner.state.outputs is not None
         return NodeResult(output=inner.state.outputs, usage=inner.state.usage)
+
+
+def _forget_inside(root: Run, prefix: str) -> None:
+    """The runs inside a node that is done are of no use any more."""
+    for path in [path for path in root.inside if path.startswith(prefix)]:
+        del root.inside[path]
+
+
+def _nobody(text: str) -> None:
+    """Takes what a node says where nobody listens."""
 
 
 def _log(run: Run, kind: str, node_id: str, name: str, value: str) -> None:

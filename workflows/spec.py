@@ -54,6 +54,8 @@ class Node(Document):
     when: an expression; the node is skipped where it is false.
     timeout_s: of each try. on_error: what a failure does to the run; with `default` it goes on, and
     the field `default` is the node's output.
+    effects: whether the node changes something outside; by default as its operator says.
+    on_interrupt: what becomes of a node with effects whose work the server's end interrupted.
     """
 
     id: NodeId
@@ -67,6 +69,8 @@ class Node(Document):
     timeout_s: Annotated[float, Field(gt=0, le=86400)] | None = None
     on_error: Literal["fail", "skip", "default"] = "fail"
     default: dict[str, Any] | None = None
+    effects: Literal["none", "write"] | None = None
+    on_interrupt: Literal["repeat", "fail"] = "repeat"
 
 
 class Workflow(Document):

@@ -10,9 +10,10 @@ from starlette.types import Send
 from server.asgi import ClientGone
 from server.gateway import Gateway
 from server.record import RequestRecord
-from server.sse import DONE, EventStream
+from server.sse import EventStream
+from workflows.past_run import PastRun
+from workflows.run import Run
 from workflows.run_events import RunEvent
-from workflows.service import Run
 
 
 class EventWriter(Protocol):
@@ -22,9 +23,18 @@ class EventWriter(Protocol):
         """Whole frames, or nothing. What it raises before the first frame is answered plainly."""
         ...
 
+    def ending(self) -> bytes:
+        """The last frames, when no event follows."""
+        ...
+
 
 async def pump_events(
-    gateway: Gateway, record: RequestRecord, run: Run, number: int, send: Send, writer: EventWriter
+    gateway: Gateway,
+    record: RequestRecord,
+    run: Run | PastRun,
+    number: int,
+    send: Send,
+    writer: EventWriter,
 ) -> None:
     """Send a run's events after `number` until its last one, as server-sent events."""
     record.stream = True
@@ -40,7 +50,7 @@ async def pump_events(
         raise ClientGone
 
 
-async def _pump(run: Run, number: int, stream: EventStream, writer: EventWriter) -> None:
+async def _pump(run: Run | PastRun, number: int, stream: EventStream, writer: EventWriter) -> None:
     while True:
         events: list[RunEvent] | None = None
         with anyio.CancelScope() as waiting:
@@ -54,5 +64,5 @@ async def _pump(run: Run, number: int, stream: EventStream, writer: EventWriter)
             if data:
                 await stream.write(data)
         else:
-            await stream.finish(DONE)
+            await stream.finish(writer.ending())
             return

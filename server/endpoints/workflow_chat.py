@@ -16,12 +16,12 @@ from starlette.types import Send
 from server.asgi import send_json
 from server.endpoints.event_pump import pump_events
 from server.endpoints.workflow_errors import as_http
-from server.errors import ModelNotFound, WorkflowFailed, describe
+from server.errors import ModelNotFound, ShuttingDown, WorkflowFailed, describe
 from server.gateway import Gateway, unix_s, wall_s
 from server.protocol.chat import ChatCompletionRequest
 from server.record import RequestRecord
 from server.sampling import check_stream_options
-from server.sse import frame
+from server.sse import DONE, frame
 from server.text.conversation import template_messages
 from spot.errors import InvalidRequest
 from workflows.answer import Answer, answer_of
@@ -29,9 +29,9 @@ from workflows.checked import check_workflow
 from workflows.errors import TemplateNotFound
 from workflows.library import Library
 from workflows.operators.base import Operator
+from workflows.run import Run
 from workflows.run_events import RunEvent
-from workflows.run_state import Failure
-from workflows.service import Run
+from workflows.run_progress import Failure
 
 PREFIX = "workflow:"
 _ASKED = ("question", "text")
@@ -64,6 +64,7 @@ class WorkflowChat:
         inputs = _inputs(body, raw, workflow.spec.input_schema)
         service = self._gateway.workflows
         with as_http():
+            await service.ready()
             run = service.submit(workflow, inputs, tenant=record.tenant, wall_s=wall_s())
         head = {
             "id": f"chatcmpl-{run.id}",
@@ -171,6 +172,15 @@ class _ChatStream:
                 raise
             return frame(describe(error).body())
 
+    def ending(self) -> bytes:
+        """Raises ShuttingDown as long as nothing was said."""
+        if not self._run.is_suspended:
+            return DONE
+        error = ShuttingDown("The server is shutting down.")
+        if self._said is None:
+            raise error
+        return frame(describe(error).body()) + DONE
+
     def _end(self) -> bytes:
         """Raises WorkflowFailed."""
         text = self._answer.text(_outputs(self._run))
@@ -202,7 +212,9 @@ class _ChatStream:
 
 
 def _outputs(run: Run) -> dict[str, Any]:
-    """Of a run that has ended. Raises WorkflowFailed."""
+    """Of a run that has ended. Raises WorkflowFailed, and ShuttingDown if it was interrupted."""
+    if run.is_suspended:
+        raise ShuttingDown("The server is shutting down.")
     if run.state.outputs is None:
         raise _failed(run.state.failure or Failure(code="cancelled", message="it was cancelled"))
     return run.state.outputs

@@ -8,13 +8,23 @@ from contextlib import contextmanager
 from server.errors import (
     BadWorkflow,
     CollectionMissing,
+    RunKeyReused,
     RunMissing,
+    RunNotHere,
     StoreDown,
     StoreLimit,
     TemplateMissing,
 )
 from spot.errors import Overloaded
-from workflows.errors import InvalidWorkflow, RunNotFound, TemplateNotFound, TooManyRuns
+from workflows.errors import (
+    InvalidWorkflow,
+    JournalUnavailable,
+    KeyReused,
+    RunElsewhere,
+    RunNotFound,
+    TemplateNotFound,
+    TooManyRuns,
+)
 from workflows.operators.failures import public_message
 from workflows.stores.errors import CollectionNotFound, StoreError, StoreFull
 
@@ -33,6 +43,12 @@ def as_http() -> Iterator[None]:
         raise RunMissing(error.message) from None
     except TooManyRuns as error:
         raise Overloaded(error.message) from None
+    except KeyReused as error:
+        raise RunKeyReused(error.message) from None
+    except RunElsewhere as error:
+        raise RunNotHere(error.message) from None
+    except JournalUnavailable as error:
+        raise StoreDown(error.message) from None
     except TemplateNotFound as error:
         raise TemplateMissing(error.message) from None
     except CollectionNotFound as error:

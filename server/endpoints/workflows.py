@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
@@ -15,21 +16,28 @@ from server.asgi import header, send_bytes, send_json, until_disconnect
 from server.endpoints.base import JsonEndpoint
 from server.endpoints.event_pump import pump_events
 from server.endpoints.workflow_errors import as_http
+from server.errors import ShuttingDown, describe
 from server.gateway import Gateway, wall_s
 from server.protocol.workflows import RunOptions
 from server.record import RequestRecord, record_of
+from server.sse import DONE, frame
 from spot.errors import InvalidRequest
-from workflows.checked import CheckedWorkflow, check_workflow
+from workflows.checked import CheckedNode, CheckedWorkflow, check_workflow
 from workflows.json_schema import document_schema
 from workflows.library import Library
 from workflows.operators.base import Operator
+from workflows.past_run import PastRun
 from workflows.picture import PictureNode, picture
+from workflows.run import Run, RunKey
 from workflows.run_events import RunEvent
-from workflows.run_state import Failure, NodeState
-from workflows.service import Run
+from workflows.run_history import RunHistory
+from workflows.run_progress import Failure, NodeProgress
 from workflows.slots import Slots
 
+MAX_KEY_CHARS = 255
+DEFAULT_LIMIT, MAX_LIMIT = 100, 1000
 _OPTIONS = frozenset(RunOptions.model_fields)
+_DELIVERY = _OPTIONS - {"inputs"}
 
 
 class RunIdConvertor(StringConvertor):
@@ -75,12 +83,24 @@ class Workflows(WorkflowEndpoint):
     `GET`: the tenant's runs, the newest first, without their outputs.
     """
 
+    def __init__(
+        self, gateway: Gateway, operators: Mapping[str, Operator], library: Library
+    ) -> None:
+        super().__init__(gateway, operators, library)
+        self._history = RunHistory(gateway.workflows)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST":
+            record_of(scope).idempotency_key = _idempotency_key(scope)
             await super().__call__(scope, receive, send)
             return
-        runs = self.gateway.workflows.runs(tenant=record_of(scope).tenant)
-        await send_json(send, {"object": "list", "data": [_head(run) for run in runs]})
+        limit, after = _page(scope)
+        with as_http():
+            runs = await self._history.page(
+                tenant=record_of(scope).tenant, limit=limit + 1, after=after
+            )
+        page = [_head(run) for run in runs[:limit]]
+        await send_json(send, {"object": "list", "data": page, "has_more": len(runs) > limit})
 
     async def answer(
         self, body: RunOptions, raw: dict[str, Any], record: RequestRecord, send: Send
@@ -92,9 +112,10 @@ class Workflows(WorkflowEndpoint):
                 param="background",
             )
         service = self.gateway.workflows
-        workflow = await self.checked(body, raw, tenant=record.tenant)
         with as_http():
-            run = service.submit(workflow, body.inputs, tenant=record.tenant, wall_s=wall_s())
+            run = await self._submitted(body, raw, record)
+            if body.background:
+                await self._kept(run)
         if body.background:
             await send_json(send, run_object(run))
             return
@@ -102,11 +123,40 @@ class Workflows(WorkflowEndpoint):
             if body.stream:
                 await pump_events(self.gateway, record, run, 0, send, RunEventWriter(run))
             else:
-                await run.ended.wait()
-                await send_json(send, run_object(run))
+                # Who names a run by a key may come back for it, and must find what it was told.
+                ended = await _ended(run, is_recorded=record.idempotency_key is not None)
+                await send_json(send, run_object(ended))
         finally:
-            if body.on_disconnect == "cancel":
+            leaving = body.on_disconnect or ("continue" if record.idempotency_key else "cancel")
+            if leaving == "cancel" and isinstance(run, Run):
                 service.cancel(run)
+
+    async def _submitted(
+        self, body: RunOptions, raw: dict[str, Any], record: RequestRecord
+    ) -> Run | PastRun:
+        """The run that a request is for."""
+        service = self.gateway.workflows
+        workflow = await self.checked(body, raw, tenant=record.tenant)
+        if record.idempotency_key is None:
+            await service.ready()
+            return service.submit(workflow, body.inputs, tenant=record.tenant, wall_s=wall_s())
+        return await service.submit_once(
+            workflow,
+            body.inputs,
+            tenant=record.tenant,
+            wall_s=wall_s(),
+            key=RunKey(text=record.idempotency_key, request_hash=_request_hash(raw)),
+        )
+
+    async def _kept(self, run: Run | PastRun) -> None:
+        """Wait until a background run is on record: its client relies on it from now on."""
+        if isinstance(run, PastRun):
+            return
+        try:
+            await self.gateway.workflows.written(run)
+        except BaseException:
+            self.gateway.workflows.cancel(run)
+            raise
 
 
 class ValidateWorkflow(WorkflowEndpoint):
@@ -123,25 +173,36 @@ class ValidateWorkflow(WorkflowEndpoint):
         await send_json(send, {"object": "workflow.validation", "valid": True, "nodes": nodes})
 
 
-class OneRun:
-    """`GET /v1/workflows/{id}`."""
+class RunEndpoint:
+    """An endpoint of one run."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._history = RunHistory(gateway.workflows)
+
+    async def asked_for(self, scope: Scope, *, whole: bool = False) -> Run | PastRun:
+        """The run of the path. whole: only one that all is known of here."""
+        run_id, tenant = str(scope["path_params"]["run_id"]), record_of(scope).tenant
+        look_up = self._history.look_up_here if whole else self._history.look_up
+        with as_http():
+            return await look_up(run_id, tenant=tenant)
+
+
+class OneRun(RunEndpoint):
+    """`GET /v1/workflows/{id}`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, run_object(_asked_for(self._gateway, scope)))
+        run = await self.asked_for(scope)
+        await run.events.until_all_shown()
+        await send_json(send, run_object(run))
 
 
-class ExplainRun:
+class ExplainRun(RunEndpoint):
     """`GET /v1/workflows/{id}/explain`: of each node, whose work its result is, and why; and what
     the scheduler made of its wishes for slots."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = _asked_for(self._gateway, scope)
+        run = await self.asked_for(scope)
         slots = self._gateway.workflows.slots
         nodes = {
             name: {
@@ -156,15 +217,24 @@ class ExplainRun:
         await send_json(send, explained)
 
 
-class RunPicture:
+class RunPicture(RunEndpoint):
     """`GET /v1/workflows/{id}/graph.svg`: the run's nodes and what each waits for."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Gateway, operators: Mapping[str, Operator]) -> None:
+        super().__init__(gateway)
+        self._operators = operators
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = _asked_for(self._gateway, scope)
-        nodes = {name: _picture_node(name, node) for name, node in run.state.nodes.items()}
+        run = await self.asked_for(scope)
+        if isinstance(run, Run):
+            workflow = run.state.workflow
+        else:
+            with as_http():
+                workflow = check_workflow(run.document, self._operators)
+        nodes = {
+            name: _picture_node(node, run.state.nodes[name])
+            for name, node in workflow.nodes.items()
+        }
         body = picture(nodes).encode()
         await send_bytes(send, 200, body, headers=[(b"content-type", b"image/svg+xml")])
 
@@ -179,9 +249,9 @@ class DocumentSchema:
         await send_json(send, self._schema)
 
 
-def _turns(run: Run, node_id: str, slots: Slots) -> list[dict[str, Any]]:
+def _turns(run: Run | PastRun, node_id: str, slots: Slots) -> list[dict[str, Any]]:
     """The slots that a node's last try asked for, in order. Ranks are of the present moment."""
-    job = run.slots.jobs.get(node_id)
+    job = run.slots.jobs.get(node_id) if isinstance(run, Run) and run.slots else None
     now_s = anyio.current_time()
     turns = []
     for turn in [] if job is None else job.turns:
@@ -206,27 +276,21 @@ def _turns(run: Run, node_id: str, slots: Slots) -> list[dict[str, Any]]:
     return turns
 
 
-class CancelRun:
+class CancelRun(RunEndpoint):
     """`POST /v1/workflows/{id}/cancel`: answers when all of its work has stopped."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = _asked_for(self._gateway, scope)
-        self._gateway.workflows.cancel(run)
-        await run.ended.wait()
-        await send_json(send, run_object(run))
+        run = await self.asked_for(scope, whole=True)
+        if isinstance(run, Run):
+            self._gateway.workflows.cancel(run)
+        await send_json(send, run_object(await _ended(run, is_recorded=True)))
 
 
-class RunEventStream:
+class RunEventStream(RunEndpoint):
     """`GET /v1/workflows/{id}/events?starting_after=N`: what happened since, and what happens."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = _asked_for(self._gateway, scope)
+        run = await self.asked_for(scope, whole=True)
         number = _starting_after(scope)
 
         async def work() -> None:
@@ -236,17 +300,41 @@ class RunEventStream:
         await until_disconnect(receive, work)
 
 
+async def _ended(run: Run | PastRun, *, is_recorded: bool) -> Run | PastRun:
+    """The run, once it has ended, and that is on record too. Raises ShuttingDown."""
+    if isinstance(run, Run):
+        await run.ended.wait()
+        if run.is_suspended:
+            raise ShuttingDown(goes_on(run))
+    if is_recorded:
+        await run.events.until_all_shown()
+    return run
+
+
+def goes_on(run: Run) -> str:
+    """What a client is told whose run was interrupted by the server's end."""
+    return (
+        f"The server is shutting down; run {run.id} goes on when it is back. Ask for it at "
+        f"/v1/workflows/{run.id}."
+    )
+
+
 class RunEventWriter:
     """A run's events as they are."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run | PastRun) -> None:
         self._run = run
 
     def frames(self, event: RunEvent) -> bytes:
         return _frame(self._run, event)
 
+    def ending(self) -> bytes:
+        if isinstance(self._run, Run) and self._run.is_suspended:
+            return frame(describe(ShuttingDown(goes_on(self._run))).body())
+        return DONE
 
-def _frame(run: Run, event: RunEvent) -> bytes:
+
+def _frame(run: Run | PastRun, event: RunEvent) -> bytes:
     data: dict[str, Any] = {
         "type": event.type,
         "sequence_number": event.sequence_number,
@@ -260,7 +348,7 @@ def _frame(run: Run, event: RunEvent) -> bytes:
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, payload)
 
 
-def run_object(run: Run) -> dict[str, Any]:
+def run_object(run: Run | PastRun) -> dict[str, Any]:
     """A run as the API shows it."""
     state = run.state
     return {
@@ -271,12 +359,12 @@ def run_object(run: Run) -> dict[str, Any]:
     }
 
 
-def _head(run: Run) -> dict[str, Any]:
+def _head(run: Run | PastRun) -> dict[str, Any]:
     state = run.state
     return {
         "id": run.id,
         "object": "workflow.run",
-        "name": state.workflow.spec.name,
+        "name": run.name,
         "status": state.status,
         "created_at": _wall(run, state.created_s),
         "finished_at": _wall(run, state.finished_s),
@@ -284,7 +372,7 @@ def _head(run: Run) -> dict[str, Any]:
     }
 
 
-def _node_object(run: Run, node: NodeState) -> dict[str, Any]:
+def _node_object(run: Run | PastRun, node: NodeProgress) -> dict[str, Any]:
     return {
         "status": node.status,
         "output": node.output,
@@ -297,18 +385,18 @@ def _node_object(run: Run, node: NodeState) -> dict[str, Any]:
     }
 
 
-def _picture_node(name: str, node: NodeState) -> PictureNode:
-    label = node.node.spec.op
-    if node.started_s is not None and node.finished_s is not None:
-        label += f" · {node.finished_s - node.started_s:.2f} s"
-    if node.shared != "none":
-        label += f" · {node.shared}"
-    failure = "" if node.failure is None else f": {node.failure.message}"
+def _picture_node(node: CheckedNode, state: NodeProgress) -> PictureNode:
+    label = node.spec.op
+    if state.started_s is not None and state.finished_s is not None:
+        label += f" · {state.finished_s - state.started_s:.2f} s"
+    if state.shared != "none":
+        label += f" · {state.shared}"
+    failure = "" if state.failure is None else f": {state.failure.message}"
     return PictureNode(
-        dependencies=sorted(node.node.dependencies),
+        dependencies=sorted(node.dependencies),
         label=label,
-        status=node.status,
-        title=f"{name} ({node.node.spec.op}) is {node.status}{failure}",
+        status=state.status,
+        title=f"{node.spec.id} ({node.spec.op}) is {state.status}{failure}",
     )
 
 
@@ -318,15 +406,41 @@ def _error(failure: Failure | None) -> dict[str, Any] | None:
     return {"code": failure.code, "message": failure.message, "node_id": failure.node_id}
 
 
-def _wall(run: Run, at_s: float | None) -> float | None:
+def _wall(run: Run | PastRun, at_s: float | None) -> float | None:
     """A time of the event loop's clock as people read it."""
     return None if at_s is None else round(run.wall_at(at_s), 3)
 
 
-def _asked_for(gateway: Gateway, scope: Scope) -> Run:
-    with as_http():
-        run_id = str(scope["path_params"]["run_id"])
-        return gateway.workflows.find(run_id, tenant=record_of(scope).tenant)
+def _idempotency_key(scope: Scope) -> str | None:
+    """Raises InvalidRequest."""
+    given = header(scope, b"idempotency-key")
+    if given is None:
+        return None
+    text = given.decode("latin-1")
+    if not (0 < len(text) <= MAX_KEY_CHARS and text.isascii() and text.isprintable()):
+        raise InvalidRequest(
+            f"An Idempotency-Key is 1 to {MAX_KEY_CHARS} printable ASCII characters.",
+            param="Idempotency-Key",
+        )
+    return text
+
+
+def _request_hash(raw: dict[str, Any]) -> bytes:
+    """Of a run's request, however it is to be answered."""
+    run = {name: value for name, value in raw.items() if name not in _DELIVERY}
+    return hashlib.sha256(orjson.dumps(run, option=orjson.OPT_SORT_KEYS)).digest()
+
+
+def _page(scope: Scope) -> tuple[int, str | None]:
+    """How many runs are asked for, and behind which. Raises InvalidRequest."""
+    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    text = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_LIMIT):
+        raise InvalidRequest(f"limit is a number from 1 to {MAX_LIMIT}.", param="limit")
+    after = query.get("after", [None])[-1]
+    if after is not None and not (after.isascii() and after.isprintable()):
+        raise InvalidRequest("after is the id of a run.", param="after")
+    return int(text), after
 
 
 def _starting_after(scope: Scope) -> int:

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from server.protocol.base import RequestBody
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.responses import ResponseBody
-from workflows.run_state import NodeStatus, RunStatus
+from workflows.run_progress import NodeStatus, RunStatus
 from workflows.spec import MAX_NODES, Node
 
 
@@ -24,8 +24,9 @@ class RunOptions(RequestBody):
     """Answer with the run's events as they happen."""
     background: bool | None = None
     """Answer at once; the run goes on, and can be asked for by its id."""
-    on_disconnect: Literal["cancel", "continue"] = "cancel"
-    """What happens to the run when the client leaves before its end."""
+    on_disconnect: Literal["cancel", "continue"] | None = None
+    """What happens to the run when the client leaves before its end: `cancel` by default, and
+    `continue` where the request has an `Idempotency-Key`."""
 
 
 def _messages_or_prompt(schema: dict[str, Any]) -> None:
@@ -121,8 +122,11 @@ class WorkflowRun(RunHead):
 
 
 class RunList(ResponseBody):
+    """has_more: whether older ones follow; `after` with the last id asks for them."""
+
     object: Literal["list"]
     data: list[RunHead]
+    has_more: bool
 
 
 class ExplainedTurn(ResponseBody):

@@ -27,6 +27,8 @@ import httpx
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.postgres import data_folder
+
 MODEL: Final = "SmolLM2-135M-Instruct"
 ALIAS: Final = "org/name"
 EMBEDDING_MODEL: Final = "all-MiniLM-L6-v2"
@@ -118,10 +120,9 @@ def live_server(*flags: str) -> Iterator[LiveServer]:
         finally:
             server.close()
         return
-    with tempfile.TemporaryDirectory(prefix="live-server-") as scratch:
-        # Not where a server of this machine keeps what it has learnt.
-        data = ("--workflow-data", str(Path(scratch) / "workflows"))
-        server = start([*command(), *data, *flags], log=Path(scratch) / "log")
+    with tempfile.TemporaryDirectory(prefix="live-server-") as scratch, data_folder() as data:
+        arguments = [*command(), "--workflow-data", str(data), *flags]
+        server = start(arguments, log=Path(scratch) / "log")
         try:
             server.url = wait_until_ready(server)
             yield server

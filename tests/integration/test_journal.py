@@ -41,6 +41,8 @@ def arguments(journal: Path, port: int) -> list[str]:
         *("--max-model-len", "512"),
         *("--max-num-seqs", "8"),
         *("--dtype", "float32"),
+        # Its Postgres outlives a server that is killed, until the next one comes.
+        "--no-workflow-journal",
     ]
 
 

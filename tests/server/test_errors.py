@@ -34,6 +34,8 @@ EXPECTED: dict[type[ShuntyardError], tuple[int, str, str]] = {
     http.TemplateMissing: (404, "not_found_error", "template_not_found"),
     http.StoreLimit: (400, INVALID, "limit_reached"),
     http.RunMissing: (404, "not_found_error", "run_not_found"),
+    http.RunKeyReused: (409, "invalid_request_error", "idempotency_key_reused"),
+    http.RunNotHere: (409, "invalid_request_error", "run_elsewhere"),
     http.CollectionMissing: (404, "not_found_error", "collection_not_found"),
     http.StoreDown: (503, SERVER, "store_unavailable"),
     http.RequestTimeout: (408, INVALID, "request_timeout"),

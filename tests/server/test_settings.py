@@ -160,7 +160,8 @@ def test_the_journal_knows_tenants_without_a_name_by_their_key() -> None:
         ({"workflow_http_allow": ["10.0.0.0/8", "10.0.0"]}, "'10.0.0' is neither an address"),
         ({"searxng_url": "search.example"}, "must start with http"),
         ({"database_url": "mysql://me:secret@host/db"}, "must start with postgresql"),
-        ({"database_max_connections": "0"}, "greater than or equal to 1"),
+        ({"database_max_connections": "1"}, "greater than or equal to 2"),
+        ({"workflow_retention": "0"}, "greater than 0"),
         ({"workflow_batch_wait": "2"}, "less than or equal to 1"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from server.settings import Settings, SettingsError, load_settings
 from server.workflow_scheduling import build_service, build_slots
 from workflows.scheduling.parameters import preset
+from workflows.stores.database import Database
 
 
 def settings(**flags: Any) -> Settings:
@@ -59,6 +61,7 @@ def test_a_wrong_entry_stops_the_start_and_is_named(name: str, entry: str) -> No
 
 def test_the_limits_of_runs_are_those_of_the_settings() -> None:
     given = settings(workflow_max_active=3, workflow_cache_bytes=1000)
-    service = build_service(given, build_slots(given))
+    database = Database(folder=Path("unused"))
+    service = build_service(given, build_slots(given), database, {})
     assert service._max_active == 3
     assert service.shared_work._max_bytes == 1000

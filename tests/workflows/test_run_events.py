@@ -35,3 +35,28 @@ async def test_after_the_end_there_is_nothing_to_wait_for() -> None:
     events.close()
     assert await events.after(0) == []
     assert await events.after(99) == []
+
+
+async def test_readers_see_what_is_shown_where_someone_records() -> None:
+    events = RunEvents()
+    noted: list[int] = []
+    events.on_add = lambda: noted.append(len(events))
+    for name in "abc":
+        events.add(name, None, {}, now_s=1.0)
+    assert noted == [1, 2, 3]
+    events.show(2)
+    assert [event.type for event in await events.after(0)] == ["a", "b"]
+    events.close()
+    seen: list[list[str]] = []
+
+    async def read() -> None:
+        seen.append([event.type for event in await events.after(2)])
+        seen.append([event.type for event in await events.after(3)])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(read)
+        group.start_soon(events.until_all_shown)
+        await anyio.wait_all_tasks_blocked()
+        assert seen == []
+        events.show(3)
+    assert seen == [["c"], []]

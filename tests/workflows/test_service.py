@@ -7,9 +7,10 @@ import pytest
 
 from tests.workflows.fakes import Echo, EchoParams, Work, checked, echo
 from workflows.checked import CheckedWorkflow, check_workflow
-from workflows.errors import InvalidWorkflow, NodeFailed, RunNotFound, TooManyRuns
+from workflows.errors import InvalidWorkflow, KeyReused, NodeFailed, RunNotFound, TooManyRuns
 from workflows.operators.base import NodeContext
-from workflows.service import Run, WorkflowService
+from workflows.run import Run, RunKey
+from workflows.service import WorkflowService
 from workflows.signature import Identity
 
 pytestmark = pytest.mark.anyio
@@ -346,3 +347,105 @@ async def test_templates_of_a_run_take_only_so_long(service: WorkflowService) ->
     assert failures[0] is None
     assert failures[-1] is not None
     assert "altogether" in failures[-1].message
+
+
+async def test_a_node_of_runs_goes_on_where_it_was_when_it_is_tried_again(
+    service: WorkflowService,
+) -> None:
+    seen: list[tuple[str, str]] = []
+    first_try = True
+
+    async def hang_once(params: EchoParams, context: NodeContext) -> None:
+        nonlocal first_try
+        seen.append((params.text, context.idempotency_key))
+        if params.text == "y" and first_try:
+            first_try = False
+            await anyio.sleep(60)
+
+    inner = {"nodes": [echo("e", "{{ inputs.item }}")]}
+    node = {
+        "id": "m",
+        "op": "map",
+        "params": {"workflow": inner, "over": ["x", "y"]},
+        "timeout_s": 0.2,
+        "retry": {"max_attempts": 2, "backoff_s": 0.0},
+    }
+    run = await ended(service.submit(checked(node, work=hang_once), {}, tenant=""))
+    assert run.state.status == "completed"
+    # The item that was done is not done again; the other one is, under the same key.
+    keys = {text: f"{run.id}:m[{index}].e" for index, text in enumerate("xy")}
+    assert sorted(seen) == sorted([("x", keys["x"]), ("y", keys["y"]), ("y", keys["y"])])
+    assert run.state.outputs is not None
+    items = run.state.outputs["m"]["items"]
+    assert [item["e"]["text"] for item in items] == ["x", "y"]
+    assert run.inside == {}
+
+
+async def test_nodes_with_effects_are_each_done(service: WorkflowService) -> None:
+    runs = []
+    work = Counted()
+    for effects in ("none", "write", "write"):
+        node = {"id": "a", "op": "counted", "params": {"text": "x"}, "effects": effects}
+        workflow = check_workflow({"nodes": [node]}, {"counted": work})
+        runs.append(service.submit(workflow, {}, tenant=""))
+    work.go.set()
+    for run in runs:
+        await ended(run)
+    assert work.num_runs == 3
+    reasons = [run.state.nodes["a"].shared_reason for run in runs]
+    assert reasons[1:] == ["it has effects"] * 2
+
+
+class Counted(Echo):
+    """Work that equal nodes share."""
+
+    name = "counted"
+
+    def __init__(self) -> None:
+        super().__init__(self._wait)
+        self.num_runs = 0
+        self.go = anyio.Event()
+
+    def identity(self, params: EchoParams) -> Identity:
+        return Identity(content=params.model_dump())
+
+    async def _wait(self, params: EchoParams, context: NodeContext) -> None:
+        self.num_runs += 1
+        await self.go.wait()
+
+
+async def test_a_key_stands_for_one_run_of_a_tenant(service: WorkflowService) -> None:
+    async def submit(tenant: str, request_hash: bytes = b"h", workflow: Any = None) -> str:
+        run = await service.submit_once(
+            workflow or checked(echo("a")),
+            {},
+            tenant=tenant,
+            wall_s=0.0,
+            key=RunKey(text="k", request_hash=request_hash),
+        )
+        assert isinstance(run, Run)
+        await ended(run)
+        return run.id
+
+    first = await submit("t")
+    assert await submit("t") == first
+    assert await submit("u") != first
+    with pytest.raises(KeyReused):
+        await submit("t", b"other")
+    # A run that is forgotten takes its key along.
+    for _ in range(3):
+        await ended(service.submit(checked(echo("a")), {}, tenant="t"))
+    assert await submit("t", b"other") != first
+
+
+async def test_a_key_is_free_when_its_run_was_refused(service: WorkflowService) -> None:
+    schema = {"type": "object", "required": ["q"]}
+    key = RunKey(text="k", request_hash=b"h")
+    for inputs in ({}, {}):
+        with pytest.raises(InvalidWorkflow):
+            await service.submit_once(
+                checked(echo("a"), input_schema=schema), inputs, tenant="", wall_s=0.0, key=key
+            )
+    run = await service.submit_once(checked(echo("a")), {}, tenant="", wall_s=0.0, key=key)
+    assert isinstance(run, Run)
+    await ended(run)

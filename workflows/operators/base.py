@@ -31,7 +31,7 @@ class NodeResult:
     may_be_kept: bool = True
 
 
-async def _nothing_nested(inputs: dict[str, Any]) -> NodeResult:
+async def _nothing_nested(inputs: dict[str, Any], key: str) -> NodeResult:
     raise AssertionError("this operator has no nested workflow")
 
 
@@ -39,11 +39,13 @@ async def _nothing_nested(inputs: dict[str, Any]) -> NodeResult:
 class NodeContext:
     """Where a node's work happens.
 
-    tenant: whose run it is. idempotency_key: the same for every try of this node in this run, and
-    for none else. job: asks for slots of the operator's resources. attempt: from 1. emit: takes
-    text of a partial output as it is made. note_shared: is told when the node waits for equal work,
-    or finds it done. run_nested: runs the workflow that stands in the node's parameters; its result
-    is that run's outputs and usage. Raises NodeFailed.
+    tenant: whose run it is. idempotency_key: the same for every try of this node in this run, also
+    after a restart of the server, and for none else. job: asks for slots of the operator's
+    resources. attempt: from 1. emit: takes text of a partial output as it is made. note_shared: is
+    told when the node waits for equal work, or finds it done. run_nested: runs the workflow that
+    stands in the node's parameters; its result is that run's outputs and usage. Its second argument
+    names the run among those of the node: what a run of that name had done when it was interrupted
+    is not done again. Raises NodeFailed.
     """
 
     run_id: str
@@ -54,7 +56,7 @@ class NodeContext:
     attempt: int = 1
     emit: Callable[[str], None] = lambda _: None
     note_shared: Callable[[str], None] = lambda _: None
-    run_nested: Callable[[dict[str, Any]], Awaitable[NodeResult]] = _nothing_nested
+    run_nested: Callable[[dict[str, Any], str], Awaitable[NodeResult]] = _nothing_nested
 
     def emitting(self, emit: Callable[[str], None]) -> NodeContext:
         """The same with another taker of partial output."""
@@ -82,6 +84,18 @@ class Operator(Protocol):
 
     async def run(self, params: Any, context: NodeContext) -> NodeResult:
         """Does the work. params: an instance of `self.params`. Raises NodeFailed."""
+        ...
+
+
+@runtime_checkable
+class Writing(Protocol):
+    """An operator whose work may change something outside, so that it matters how often it is done.
+
+    Of such work the start is on record before it, and the result before anything that follows.
+    """
+
+    def writes(self, params: Any) -> bool:
+        """Whether the work of these parameters does."""
         ...
 
 

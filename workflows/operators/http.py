@@ -104,6 +104,10 @@ class HttpOperator:
             return None
         return Identity(content=params.model_dump(mode="json"))
 
+    def writes(self, params: HttpParams) -> bool:
+        """All methods that do not only read."""
+        return params.method not in READS
+
     async def run(self, params: HttpParams, context: NodeContext) -> NodeResult:
         request = _request(params, context)
         may_repeat = _may_repeat(params)

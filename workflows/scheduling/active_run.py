@@ -77,9 +77,10 @@ class ActiveRun:
         self._mark_heavy(parameters.heavy_quantile)
 
     def expect(self, node_id: str, expected_s: float) -> None:
-        """A node is ready, so that its size is known: T̄ by that. Nothing of it was done yet."""
+        """A node is ready, or is again: its size is known, T̄ by that, and all of it remains."""
         node = self.nodes[node_id]
         if not node.has_ended:
+            self.take_back(node_id)
             self.remaining_s += expected_s - node.expected_s
             self.total_s += expected_s - node.expected_s
             node.expected_s = expected_s

@@ -79,7 +79,7 @@ def compare(seed: int, instance: Instance, goal: Goal) -> Plan | None:
 
 @pytest.mark.parametrize("shard", range(6))
 def test_column_generation_finds_no_more_and_bounds_no_less_than_the_best(shard: int) -> None:
-    for seed in range(5000 + shard * 10, 5000 + (shard + 1) * 10):
+    for seed in range(5000 + shard * 10, 5005 + shard * 10):
         instance = random_instance(seed)
         free = solved(instance, FREE)
         for goal in [FREE, goal_for(seed, instance, free)] if free is not None else []:

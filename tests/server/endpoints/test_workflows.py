@@ -334,3 +334,47 @@ def test_what_generations_took_is_learnt(server: Server) -> None:
     server.post(PATH, {"nodes": [llm("a", "Something new.")]})
     profiler = server.gateway.workflows.slots.profiler
     assert any(name.startswith("llm:") for name in profiler.to_dict()["profiles"])
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "ü"])
+def test_an_idempotency_key_that_is_none_is_refused(server: Server, key: str) -> None:
+    headers = {"idempotency-key": key.encode("latin-1")}
+    response = server.http.post(PATH, json=CHAIN, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "Idempotency-Key"
+
+
+def test_a_key_gives_the_same_run_however_it_is_asked_for(server: Server) -> None:
+    headers = {"idempotency-key": "once"}
+    run = server.http.post(PATH, json=CHAIN, headers=headers).json()
+    assert server.http.post(PATH, json=CHAIN, headers=headers).json() == run
+    body = {**CHAIN, "background": True, "on_disconnect": "cancel"}
+    assert server.http.post(PATH, json=body, headers=headers).json() == run
+    streamed = events(server.http.post(PATH, json={**CHAIN, "stream": True}, headers=headers))
+    assert streamed[0]["sequence_number"] == 1
+    assert {event["run_id"] for event in streamed} == {run["id"]}
+    other = server.http.post(PATH, json={**CHAIN, "inputs": {"q": "x"}}, headers=headers)
+    assert other.status_code == 409
+    assert other.json()["error"]["code"] == "idempotency_key_reused"
+
+
+def test_a_client_that_leaves_may_come_back_for_the_run_of_its_key(slow: Server) -> None:
+    body = {"nodes": [llm("a", max_tokens=50, ignore_eos=True)]}
+    headers = {"idempotency-key": "back"}
+    with pytest.raises(httpx.ReadTimeout):
+        slow.http.post(PATH, json=body, headers=headers, timeout=0.2)
+    run = slow.http.post(PATH, json=body, headers=headers).json()
+    assert run["status"] == "completed"
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after=%00"])
+def test_a_page_that_is_none_is_refused(server: Server, query: str) -> None:
+    assert server.http.get(f"{PATH}?{query}").status_code == 400
+
+
+def test_the_list_comes_in_pages(server: Server) -> None:
+    ids = [server.post(PATH, CHAIN).json()["id"] for _ in range(3)]
+    page = server.http.get(f"{PATH}?limit=2").json()
+    assert ([run["id"] for run in page["data"]], page["has_more"]) == (ids[:0:-1], True)
+    page = server.http.get(f"{PATH}?limit=1&after={ids[1]}").json()
+    assert [run["id"] for run in page["data"]] == ids[:1]

@@ -288,3 +288,15 @@ def test_the_correction_is_one_without_history_and_within_its_limits() -> None:
 
 def test_sizes_add_and_divide() -> None:
     assert Size(4.0, 8.0).share(0.25) + Size(1.0, 1.0) == Size(2.0, 3.0)
+
+
+def test_a_node_that_is_ready_again_needs_all_of_its_work() -> None:
+    """Less of it now, perhaps, than was done of the first try."""
+    run = ActiveRun("r", "", 0.0, None)
+    run.add(nodes("a:", "b:"), lambda profile, size: 10.0, PARAMETERS)
+    run.progress("a", done=0.9, service_s=9.0, keep=0.0)
+    assert run.remaining_s == pytest.approx(11.0)
+    run.expect("a", 2.0)
+    assert run.remaining_s == pytest.approx(12.0)
+    run.end("a", was_measured=True)
+    assert run.remaining_s == pytest.approx(10.0)
