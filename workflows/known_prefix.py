@@ -35,7 +35,7 @@ def known_prompt(
     scope: as for `Template.render`. ended: nodes whose output is known. Raises TemplateError.
     """
     rest = {path: one for path, one in params.templates.items() if path[0] not in _PARTS}
-    if not isinstance(params.raw, dict) or not all(_is_known(one, ended) for one in rest.values()):
+    if not isinstance(params.raw, dict) or not all(is_known(one, ended) for one in rest.values()):
         return None
     others = {name: value for name, value in params.raw.items() if name not in _PARTS}
     known: dict[str, Any] = TemplatedValue(others, rest).render(scope, budget)
@@ -47,8 +47,13 @@ def known_prompt(
         messages = _known_messages(params, messages, scope, ended, budget)
     else:
         return None
-    num_chars = sum(len(one["content"]) for one in messages if isinstance(one["content"], str))
-    return {**known, "messages": messages} if num_chars >= MIN_CHARS else None
+    found = {**known, "messages": messages}
+    return found if prompt_chars(found) >= MIN_CHARS else None
+
+
+def prompt_chars(params: Mapping[str, Any]) -> int:
+    """How much text is in the messages of what `known_prompt` returned."""
+    return sum(len(one["content"]) for one in params["messages"])
 
 
 def _known_messages(
@@ -65,7 +70,7 @@ def _known_messages(
             for path, one in params.templates.items()
             if path[:2] == ("messages", index)
         }
-        unknown = {path for path, one in inside.items() if not _is_known(one, ended)}
+        unknown = {path for path, one in inside.items() if not is_known(one, ended)}
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             break
         if not unknown:
@@ -108,15 +113,16 @@ def _known_end(source: str, ended: Container[str]) -> int:
     """Where the first statement stands, or the first expression that is not known yet."""
     for tag in _TAG.finditer(source):
         try:
-            is_known = tag[0].startswith("{{") and _is_known(compile_template(tag[0]), ended)
+            is_there = tag[0].startswith("{{") and is_known(compile_template(tag[0]), ended)
         except TemplateError:
-            is_known = False  # braces inside of a string, say
-        if not is_known:
+            is_there = False  # braces inside of a string, say
+        if not is_there:
             return tag.start()
     return len(source)
 
 
-def _is_known(template: Template, ended: Container[str]) -> bool:
+def is_known(template: Template, ended: Container[str]) -> bool:
+    """Whether all that a template reads is there."""
     return all(
         one.root != "nodes" or (bool(one.path) and one.path[0] in ended)
         for one in template.references
