@@ -167,7 +167,8 @@ class Gateway:
     further_engines: those of pooling models. journal: None unless generations are journaled.
     workflows: entered by the caller, as the engine and the keeper are.
     shares_equal: whether equal deterministic generations that run at once are one.
-    generations: where they run.
+    generations: where they run. prefills_ahead: whether what is known of a workflow's prompt is
+    read while the rest is still being made.
     """
 
     model: ServedModel
@@ -183,6 +184,7 @@ class Gateway:
     journal: Journal | None = None
     workflows: WorkflowService = field(default_factory=WorkflowService)
     shares_equal: bool = False
+    prefills_ahead: bool = False
     generations: Generations = field(init=False)
 
     def __post_init__(self) -> None:

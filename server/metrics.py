@@ -127,6 +127,11 @@ class Metrics:
             "HTTP responses by endpoint and status.",
             ["endpoint", "status"],
         )
+        self.prefilled_ahead = Counter(
+            "shuntyard_prefilled_ahead_tokens",
+            "Tokens of workflows' prompts that the engine read before the rest was there.",
+            registry=self.registry,
+        )
         self._shared = Counter(
             "shuntyard_shared_generations",
             "Generations that were not run, because an equal one was running.",

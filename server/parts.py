@@ -237,6 +237,7 @@ def _build_gateway(
         salt_secret=secrets.token_bytes(32) if len(settings.keys_by_tenant) > 1 else None,
         version=VERSION,
         shares_equal=settings.share_equal_requests,
+        prefills_ahead=settings.workflow_prefill_ahead,
         journal=_open_journal(settings, say),
     )
 

@@ -311,6 +311,12 @@ class Settings(BaseSettings):
         group=WORKFLOWS,
         ge=1024 * 1024,
     )
+    workflow_prefill_ahead: bool = _setting(
+        True,
+        "while seats are free, let the engine read what is known of a node's prompt before the "
+        "rest is there",
+        group=WORKFLOWS,
+    )
     workflow_max_batch: int = _setting(
         64, "texts or pairs of concurrent nodes in one batch", group=WORKFLOWS, ge=1, le=4096
     )

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
+from pydantic import ValidationError
 
 from server.endpoints.chat import ChatCompletions, ChatJob, WholeChoice
 from server.gateway import Gateway
 from server.generation_run import GenerationRun, usage
+from server.prefill_ahead import PrefillAhead
 from server.protocol.workflows import LlmParams
 from server.record import RequestRecord
 from server.sampling import constraint_param
@@ -79,6 +81,7 @@ class LlmOperator:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._chat = ChatCompletions(gateway)
+        self._ahead = PrefillAhead(gateway)
         self._profile = f"llm:{gateway.model.root or gateway.model.names[0]}"
 
     def identity(self, params: LlmParams) -> Identity:
@@ -97,6 +100,19 @@ class LlmOperator:
         if isinstance(limit, int):
             expected_outputs = min(expected_outputs, limit)
         return Size(expected_outputs, len(str(params)) / 4)
+
+    async def foresee(self, params: Mapping[str, Any], *, tenant: str) -> None:
+        """Let the engine read how the prompt begins, if it has nothing better to do."""
+        if not self._ahead.is_idle:
+            return
+        try:
+            body = LlmParams.model_validate(params)
+            raw = body.model_dump(mode="json", exclude_unset=True, exclude={"prompt"})
+            token_ids = await self._chat.beginning(body, raw)
+            salt = self._gateway.cache_salt(tenant, body.cache_salt)
+            await self._ahead.read(token_ids, salt)
+        except (ValidationError, ShuntyardError):
+            return  # the node itself will say so
 
     async def run(self, params: LlmParams, context: NodeContext) -> NodeResult:
         record = RequestRecord(

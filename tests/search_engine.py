@@ -1,9 +1,10 @@
-"""A search engine that answers as SearXNG does, from a handful of pages."""
+"""A search engine that answers as SearXNG does, from a handful of pages; slowly, if asked to."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,8 @@ PAGES = [
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         query = parse_qs(urlsplit(self.path).query)
+        if "slowly" in query["q"][0]:
+            time.sleep(1.5)
         results = [
             {"title": title, "url": f"https://example.org/{title.lower()}", "content": text}
             for title, text in PAGES

@@ -32,7 +32,8 @@ import orjson
 
 from workflows.checked import CheckedNode, CheckedWorkflow
 from workflows.errors import NodeFailed, TemplateError
-from workflows.operators.base import NodeResult
+from workflows.known_prefix import MIN_CHARS, is_known, known_prompt, prompt_chars
+from workflows.operators.base import Foreseeing, NodeResult
 from workflows.run_progress import (
     ENDED,
     Failure,
@@ -80,7 +81,16 @@ class Happened:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-Command = StartNode | StopNode | Happened
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeseeNode:
+    """A node waits for others, and so much of its parameters is known already (see
+    `workflows.known_prefix`). Nothing needs to be done about it, nor reported."""
+
+    node: CheckedNode
+    params: dict[str, Any]
+
+
+Command = StartNode | StopNode | Happened | ForeseeNode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,6 +132,12 @@ class RunState:
             for name, node in workflow.nodes.items()
         }
         self._num_open = len(self.nodes)
+        # Of nodes that wait: how much of their prompts was foreseen, in characters.
+        self._foreseen = {
+            name: 0
+            for name, node in workflow.nodes.items()
+            if node.dependencies and isinstance(node.operator, Foreseeing)
+        }
         # What templates see: each node's output, status and error.
         self._views: dict[str, dict[str, Any]] = {}
         for name, node in workflow.nodes.items():
@@ -280,6 +296,45 @@ class RunState:
         if not self._num_open and not self.has_ended:
             commands += self._complete(now_s)
         return commands
+
+    def foresee(self, *, now_s: float) -> list[ForeseeNode]:
+        """What has become known of the prompts of nodes that wait, since the last time."""
+        found: list[ForeseeNode] = []
+        waiting = [name for name in self._foreseen if self.nodes[name].status == "pending"]
+        if self.has_ended or not waiting:
+            return found
+        ended = {name for name, state in self.nodes.items() if state.status in ENDED}
+        scope = {"inputs": self.inputs, "nodes": self._views}
+        for name in waiting:
+            node = self.nodes[name].node
+            if node.when is not None and not is_known(node.when, ended):
+                continue
+            try:
+                params = known_prompt(node.params, scope, ended, self.rendering.refill(now_s))
+            except TemplateError:
+                continue  # it will fail by itself
+            num_chars = 0 if params is None else prompt_chars(params)
+            if params is not None and num_chars >= self._foreseen[name] + MIN_CHARS:
+                self._foreseen[name] = num_chars
+                found.append(ForeseeNode(node=node, params=params))
+        return found
+        ended = {name for name, state in self.nodes.items() if state.status in ENDED}
+        scope = {"inputs": self.inputs, "nodes": self._views}
+        for name, state in self.nodes.items():
+            node = state.node
+            if state.status != "pending" or not isinstance(node.operator, Foreseeing):
+                continue
+            if node.when is not None and not is_known(node.when, ended):
+                continue
+            try:
+                params = known_prompt(node.params, scope, ended, self.rendering.refill(now_s))
+            except TemplateError:
+                continue  # it will fail by itself
+            num_chars = 0 if params is None else prompt_chars(params)
+            if params is not None and num_chars >= self._foreseen.get(name, 0) + MIN_CHARS:
+                self._foreseen[name] = num_chars
+                found.append(ForeseeNode(node=node, params=params))
+        return found
 
     def _make_ready(self, state: NodeState, now_s: float) -> list[Command]:
         """A node whose dependencies have ended: start it, skip it, or see it fail at once."""

@@ -6,7 +6,7 @@ Every node's work is a task of its own. Nothing here decides what runs next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +27,7 @@ from workflows.errors import (
     TooManyRuns,
 )
 from workflows.execution import NodeExecutor
-from workflows.operators.base import NodeContext, NodeResult
+from workflows.operators.base import Foreseeing, NodeContext, NodeResult
 from workflows.past_run import PastRun, past_run
 from workflows.run import Run, RunKey, new_run_id
 from workflows.run_journal import RunJournal
@@ -40,11 +40,20 @@ from workflows.run_restoring import (
     stored_events,
 )
 from workflows.run_slots import RunSlots
-from workflows.run_state import Command, Happened, RunState, StartNode, StopNode
+from workflows.run_state import (
+    Command,
+    ForeseeNode,
+    Happened,
+    RunState,
+    StartNode,
+    StopNode,
+)
 from workflows.shared_work import SharedWork
 from workflows.slots import Slots
 from workflows.stores.runs import StoredRun
 
+# Before the ids of nodes in whose name something is done before they are ready.
+_AHEAD = "ahead of "
 # Of a cancelled one the scheduler learns with the end of its run.
 _NODE_ENDS = frozenset({"node.completed", "node.failed", "node.skipped"})
 
@@ -269,6 +278,7 @@ class WorkflowService:
         if deadline_s is not None and not run.state.has_ended:
             self._spawn(run, "", self._expire, run, run.state.created_s + deadline_s - now_s)
         self._carry_out(run, run.state.resume(now_s=now_s), now_s)
+        self._carry_out(run, run.state.foresee(now_s=now_s), now_s)
 
     def _adopt(self, stored: StoredRun, tenant: str) -> None:
         """Go on with a run of a process that is gone."""
@@ -324,7 +334,7 @@ class WorkflowService:
         now_s = anyio.current_time()
         self._carry_out(run, run.state.cancel(now_s=now_s), now_s)
 
-    def _carry_out(self, run: Run, commands: list[Command], now_s: float) -> None:
+    def _carry_out(self, run: Run, commands: Sequence[Command], now_s: float) -> None:
         """now_s: when the run decided on them, so that its events tell the times that it knows."""
         if (run.root or run).is_suspended:
             return
@@ -339,6 +349,10 @@ class WorkflowService:
                 case StopNode(node_id=node_id):
                     if node_id in run._scopes:
                         run._scopes[node_id].cancel()
+                case ForeseeNode(node=node, params=params):
+                    assert isinstance(node.operator, Foreseeing)
+                    foresee = partial(node.operator.foresee, params, tenant=run.tenant)
+                    self._spawn(run, f"{_AHEAD}{node.spec.id} {len(run._scopes)}", foresee)
         if run.state.has_ended:
             self._end_if_idle(run)
 
@@ -362,9 +376,9 @@ class WorkflowService:
 
     def _end_if_idle(self, run: Run) -> None:
         """Close a run that has ended or was stopped, as soon as none of its tasks is left."""
-        deadline = run._scopes.get("")
-        if deadline is not None:
-            deadline.cancel()
+        for key, scope in run._scopes.items():
+            if key.startswith(_AHEAD) or not key:
+                scope.cancel()
         if run._num_tasks:
             return
         if run.slots is not None:
@@ -439,6 +453,7 @@ class WorkflowService:
             shared_reason=outcome.reason,
         )
         self._carry_out(run, commands, now_s)
+        self._carry_out(run, state.foresee(now_s=now_s), now_s)
         if start.node.nested is not None:
             _forget_inside(root, f"{run.path}{node_id}[")
 

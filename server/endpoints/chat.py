@@ -28,6 +28,9 @@ from spot.errors import InvalidRequest
 from spot.generation import Generation, StructuredOutput
 from spot.parsed import ToolCallDelta
 
+# A character of private use, where a message is cut.
+_CUT = "\ue000"
+
 
 @dataclass(slots=True)
 class ChatJob:
@@ -197,7 +200,33 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
                 param="chat_template",
             )
 
+    async def beginning(self, body: ChatCompletionRequest, raw: dict[str, Any]) -> list[int]:
+        """Token ids of how prompts begin whose messages begin so; the last message may be cut.
+
+        Empty where the template shows nothing of it. Raises InvalidRequest.
+        """
+        tools = plan_tools(body, self.gateway)
+        body, _ = self._adjusted(body, raw, tools)
+        *others, last = body.messages
+        cut = last.model_copy(update={"content": f"{last.content}{_CUT}"})
+        update = {"messages": [*others, cut], "add_generation_prompt": False}
+        text = self._text(body.model_copy(update=update), tools)
+        beginning, mark, _ = text.partition(_CUT)
+        return await self._encoded(body, beginning) if mark else []
+
     async def _prompt(self, body: ChatCompletionRequest, tools: ToolPlan) -> list[int]:
+        return await self._encoded(body, self._text(body, tools))
+
+    async def _encoded(self, body: ChatCompletionRequest, text: str) -> list[int]:
+        return await encode_prompt(
+            self.gateway.model,
+            text,
+            add_special_tokens=bool(body.add_special_tokens),
+            truncation=body.prompt_truncation,
+            param="messages",
+        )
+
+    def _text(self, body: ChatCompletionRequest, tools: ToolPlan) -> str:
         model = self.gateway.model
         offered = body.tools
         if tools.mode == "none" and model.chat.exclude_tools_when_none:
@@ -207,7 +236,7 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         continues = bool(body.continue_final_message)
         generates = body.add_generation_prompt
-        text = model.tokenizer.render_chat(
+        return model.tokenizer.render_chat(
             template_messages(
                 body.messages, knows_developer=model.tokenizer.knows_role("developer")
             ),
@@ -217,13 +246,6 @@ class ChatCompletions(JsonEndpoint[ChatCompletionRequest]):
             continue_final_message=continues,
             chat_template=body.chat_template,
             template_kwargs=kwargs,
-        )
-        return await encode_prompt(
-            model,
-            text,
-            add_special_tokens=bool(body.add_special_tokens),
-            truncation=body.prompt_truncation,
-            param="messages",
         )
 
     async def _whole_answer(

@@ -180,3 +180,25 @@ def test_runs_share_the_slots_by_the_policy(live: LiveServer) -> None:
         cancel(live, run_id)
     until(lambda: num_running(live) == 0, within_s=1.0)
     assert slots(live, "slots_used") == 0
+
+
+def test_what_is_known_of_a_prompt_is_read_while_the_search_runs(live: LiveServer) -> None:
+    """Two runs whose prompts nobody has seen before, in one of them behind what is searched for."""
+
+    def cached_share(text: str, *, is_known: bool) -> float:
+        found = "{{ nodes.find.output.texts | join(' ') }}"
+        prompt = f"{text}\n\n{found}" if is_known else f"{found}\n\n{text}"
+        nodes = [
+            {"id": "find", "op": "web_search", "params": {"query": f"slowly {text[:9]}"}},
+            llm("answer", prompt, max_tokens=4),
+        ]
+        run = live.http.post(PATH, json={"nodes": nodes}, timeout=120).json()
+        assert run["status"] == "completed", run["error"]
+        usage = run["nodes"]["answer"]["usage"]
+        return float(usage["cached_tokens"] / usage["prompt_tokens"])
+
+    ahead = live.metric("shuntyard_prefilled_ahead_tokens_total")
+    texts = [" ".join(f"{word} {number}" for number in range(150)) for word in ("Stone", "Cloud")]
+    assert cached_share(texts[0], is_known=True) > 0.6
+    assert live.metric("shuntyard_prefilled_ahead_tokens_total") > ahead
+    assert cached_share(texts[1], is_known=False) < 0.4

@@ -108,3 +108,15 @@ class Nesting(Protocol):
 
     @property
     def nested_param(self) -> str: ...
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """An operator that can do a part of its work before all of its parameters are known."""
+
+    async def foresee(self, params: Mapping[str, Any], *, tenant: str) -> None:
+        """Get ready for work whose prompt begins as `params` says. Says nothing of failures.
+
+        params: rendered; the text of the last message may be cut.
+        """
+        ...
