@@ -32,6 +32,7 @@ from benchmarks.workflow_frameworks.cells import (
     DUPLICATE_SHARES,
     Cell,
     all_cells,
+    expected_s,
     fitted,
     quick_cells,
 )
@@ -164,12 +165,15 @@ def _cells(arguments: argparse.Namespace, benchmark: Benchmark) -> list[Cell]:
             seed=arguments.seed,
         )
         most[workload] = bound(runs, capacity).machine
-    return fitted(
+    cells = fitted(
         all_cells(arguments.workloads, arguments.duplicates),
         most,
         num_systems=len(arguments.systems),
         budget_s=60 * arguments.minutes - _START_S,
     )
+    minutes = expected_s(cells, most, len(arguments.systems)) / 60
+    print(f"{len(cells)} cells, about {minutes:.0f} minutes", file=sys.stderr)
+    return cells
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -64,10 +64,11 @@ def _levels(workload: Workload) -> Iterator[tuple[Loop, float, int]]:
 
 def quick_cells(workloads: Sequence[Workload]) -> list[Cell]:
     """A few runs of everything, to see that it works."""
+    loops: tuple[tuple[Loop, float], ...] = (("closed", 4.0), ("open", _HIGHEST_LOAD))
     return [
-        Cell(workload, loop, level, 0.15, 8, limit_s=30.0)
+        Cell(workload, loop, level, DUPLICATE_SHARES[-1], 8, limit_s=30.0)
         for workload in workloads
-        for loop, level in (("closed", 4.0), ("open", 0.95))
+        for loop, level in loops
     ]
 
 

@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 def throughput(row: Row) -> float:
     """Completed runs per second."""
-    return len(latencies_s(row)) / row["elapsed_s"]
+    return len(latencies_s(row)) / float(row["elapsed_s"])
 
 
 def latencies_s(row: Row) -> list[float]:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]
 import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.processes import BenchmarkError, child, cpu_seconds, free_port, serving
+from benchmarks.processes import BenchmarkError, child, free_port, serving
 from benchmarks.workflow_frameworks import environment
 from benchmarks.workflow_frameworks.load import LoadOutcome, LoadSpec
 from benchmarks.workflow_frameworks.systems.base import Addresses
@@ -34,7 +34,7 @@ SERVER_FLAGS = (
     "--no-log-requests",
 )
 CHUNK_TOKENS = 96
-_COLLECTION = "musique"
+COLLECTION = "musique"
 _INGEST_AT_ONCE = 50
 _END_TIMEOUT_S = 900.0
 # Of `/metrics`: what it is called here, and the labels to add up.
@@ -97,8 +97,13 @@ class Testbed:
         return counters_of(text)
 
     def _cpu_s(self) -> float:
-        family = psutil.Process(self._server_pid).children(recursive=True)
-        return cpu_seconds([self._server_pid, *(one.pid for one in family)])
+        """Of all processes that the server has, and of those that it had."""
+        server = psutil.Process(self._server_pid)
+        total_s = 0.0
+        for process in (server, *server.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # then its parent has its time
+                total_s += sum(process.cpu_times()[:4])
+        return total_s
 
 
 def counters_of(metrics: str) -> dict[str, float]:
@@ -136,14 +141,14 @@ def testbed(python: Path, *, seed: int, num_passages: int | None) -> Iterator[Te
             serving(server, port, environment=server_variables) as process,
         ):
             base_url = f"http://127.0.0.1:{port}"
-            _ingest(base_url, load_passages()[:num_passages])
-            database = _database(data)
+            ingest(base_url, load_passages()[:num_passages])
+            database = server_database(data)
             addresses = Addresses(
                 base_url=base_url,
                 search_url=f"http://127.0.0.1:{search_port}",
                 database=database,
-                table=_table(database),
-                collection=_COLLECTION,
+                table=collection_table(database),
+                collection=COLLECTION,
                 model="bench",
                 embedding_model="bench-embedding",
                 cache_salt="",
@@ -162,12 +167,12 @@ def _postgres_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _ingest(base_url: str, passages: Sequence[dict[str, str]]) -> None:
+def ingest(base_url: str, passages: Sequence[dict[str, str]]) -> None:
     with httpx.Client(base_url=base_url, trust_env=False, timeout=1800) as http:
         for first in range(0, len(passages), _INGEST_AT_ONCE):
             print(f"\rstoring passages: {first} of {len(passages)}", end="", file=sys.stderr)
             params: dict[str, Any] = {
-                "collection": _COLLECTION,
+                "collection": COLLECTION,
                 "documents": passages[first : first + _INGEST_AT_ONCE],
                 "chunk": {"size": CHUNK_TOKENS, "overlap": 0, "unit": "tokens"},
             }
@@ -178,17 +183,17 @@ def _ingest(base_url: str, passages: Sequence[dict[str, str]]) -> None:
         print(file=sys.stderr)
 
 
-def _database(data: Path) -> str:
+def server_database(data: Path) -> str:
     """The address of the server's own Postgres, whose socket folder its `postmaster.pid` names."""
     socket_folder = (data / "postgres" / "postmaster.pid").read_text().splitlines()[4]
     return f"postgresql://postgres@/postgres?host={socket_folder}"
 
 
-def _table(database: str) -> str:
+def collection_table(database: str) -> str:
     with psycopg.connect(database) as connection:
         row = connection.execute(
             "SELECT id FROM shuntyard.collections WHERE name = %s AND NOT is_deleted",
-            (_COLLECTION,),
+            (COLLECTION,),
         ).fetchone()
     assert row is not None
     return f"shuntyard.chunks_{row[0]}"
