@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ import anyio
 from benchmarks.processes import BenchmarkError
 from benchmarks.record import save
 from benchmarks.workflow_frameworks import environment
-from benchmarks.workflow_frameworks.bound import Work, bound
+from benchmarks.workflow_frameworks.bound import Work, bound, remaining_work
 from benchmarks.workflow_frameworks.capacity import measure_capacity
 from benchmarks.workflow_frameworks.cells import (
     DUPLICATE_SHARES,
@@ -41,6 +41,7 @@ from benchmarks.workflow_frameworks.report import Row, report, saturation
 from benchmarks.workflow_frameworks.testbed import CHUNK_TOKENS, SERVER_FLAGS, Testbed, testbed
 from benchmarks.workflow_frameworks.workload import (
     WORKLOADS,
+    Run,
     Workload,
     load_questions,
     make_runs,
@@ -61,10 +62,9 @@ class Benchmark:
     testbed: Testbed
     systems: Sequence[SystemName]
     seed: int
-    capacities: dict[Workload, Work]
     rows: list[Row]
 
-    def run(self, cells: Sequence[Cell], keep: Any) -> None:
+    def run(self, cells: Sequence[Cell], keep: Callable[[], None]) -> None:
         """Measure all systems in each cell, and keep what there is after each."""
         for number, cell in enumerate(cells):
             for system in self.systems if number % 2 == 0 else reversed(self.systems):
@@ -72,14 +72,11 @@ class Benchmark:
                 self.rows.append(self._row(cell, system))
             keep()
 
-    def capacity(self, workload: Workload, num_runs: int) -> None:
-        """Measure the capacities that the bound of a workload rests on."""
+    def capacity(self, workload: Workload, runs: Sequence[Run], attempt: int) -> Work:
+        """What the bound of a workload rests on."""
         print(f"capacities: {workload}", file=sys.stderr)
-        runs = make_runs(
-            workload, load_questions(), num_runs=num_runs, duplicate_share=0.0, seed=self.seed
-        )
-        addresses = self.testbed.with_salt(f"capacity {workload}")
-        self.capacities[workload] = anyio.run(measure_capacity, addresses, runs)
+        addresses = self.testbed.with_salt(f"capacity {attempt} {workload}")
+        return anyio.run(measure_capacity, addresses, runs)
 
     def _row(self, cell: Cell, system: SystemName) -> Row:
         spec = self._spec(cell, system)
@@ -97,7 +94,7 @@ class Benchmark:
             "server_cpu_s": measured.server_cpu_s,
             "counters": measured.counters,
             "errors": outcome.errors,
-            "bound": asdict(bound(spec.runs, self.capacities[cell.workload])),
+            "work": asdict(remaining_work(spec.runs)),
             "runs": [[one.number, one.start_s, one.end_s, one.digest] for one in outcome.runs],
         }
 
@@ -136,35 +133,47 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "frameworks": environment.versions(python),
     }
     results: dict[str, Any] = {"capacities": {}, "rows": []}
-    quick = arguments.quick
+    quick, workloads = arguments.quick, arguments.workloads
+    samples = {workload: _sample(workload, arguments) for workload in workloads}
     num_passages = _QUICK_PASSAGES if quick else None
     with testbed(python, seed=arguments.seed, num_passages=num_passages) as bed:
-        benchmark = Benchmark(bed, arguments.systems, arguments.seed, {}, results["rows"])
-        for workload in arguments.workloads:
-            benchmark.capacity(workload, _QUICK_CAPACITY_RUNS if quick else _CAPACITY_RUNS)
-            results["capacities"][workload] = asdict(benchmark.capacities[workload])
-        cells = quick_cells(arguments.workloads) if quick else _cells(arguments, benchmark)
+        benchmark = Benchmark(bed, arguments.systems, arguments.seed, results["rows"])
+
+        def measure_capacities(attempt: int) -> dict[Workload, Work]:
+            measured = {
+                workload: benchmark.capacity(workload, runs, attempt)
+                for workload, runs in samples.items()
+            }
+            for workload, capacity in measured.items():
+                results["capacities"].setdefault(workload, []).append(asdict(capacity))
+            return measured
 
         def keep() -> None:
             if not quick:
                 path = save("workflow_frameworks", parameters=parameters, results=results)
                 print(f"raw results so far: {path}", file=sys.stderr)
 
-        benchmark.run(cells, keep)
+        most = {
+            workload: bound(remaining_work(runs), len(runs), capacity).machine
+            for (workload, capacity), runs in zip(
+                measure_capacities(0).items(), samples.values(), strict=True
+            )
+        }
+        benchmark.run(quick_cells(workloads) if quick else _cells(arguments, most), keep)
+        measure_capacities(1)
+        keep()
     return results
 
 
-def _cells(arguments: argparse.Namespace, benchmark: Benchmark) -> list[Cell]:
-    most = {}
-    for workload, capacity in benchmark.capacities.items():
-        runs = make_runs(
-            workload,
-            load_questions(),
-            num_runs=_CAPACITY_RUNS,
-            duplicate_share=0.0,
-            seed=arguments.seed,
-        )
-        most[workload] = bound(runs, capacity).machine
+def _sample(workload: Workload, arguments: argparse.Namespace) -> list[Run]:
+    """The runs that capacities are measured with."""
+    num_runs = _QUICK_CAPACITY_RUNS if arguments.quick else _CAPACITY_RUNS
+    return make_runs(
+        workload, load_questions(), num_runs=num_runs, duplicate_share=0.0, seed=arguments.seed
+    )
+
+
+def _cells(arguments: argparse.Namespace, most: dict[Workload, float]) -> list[Cell]:
     cells = fitted(
         all_cells(arguments.workloads, arguments.duplicates),
         most,

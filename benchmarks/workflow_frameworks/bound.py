@@ -56,16 +56,24 @@ def remaining_work(runs: Sequence[Run]) -> Work:
     )
 
 
-def bound(runs: Sequence[Run], capacity: Work) -> Bound:
-    """capacity: calls, texts and pairs per second."""
-    work = remaining_work(runs)
+def bound(work: Work, num_runs: int, capacity: Work) -> Bound:
+    """work: what remains of the runs. capacity: calls, texts and pairs per second."""
     times_s = {
         "language model": work.chats / capacity.chats,
         "embedding model": work.embeddings / capacity.embeddings + work.pairs / capacity.pairs,
     }
     resource = max(times_s, key=lambda name: times_s[name])
     return Bound(
-        slowest=len(runs) / times_s[resource],
-        machine=len(runs) / sum(times_s.values()),
+        slowest=num_runs / times_s[resource],
+        machine=num_runs / sum(times_s.values()),
         resource=resource,
+    )
+
+
+def best(capacities: Sequence[Work]) -> Work:
+    """What was reached of each kind of work at any time: a bound must not rest on a slow moment."""
+    return Work(
+        chats=max(one.chats for one in capacities),
+        embeddings=max(one.embeddings for one in capacities),
+        pairs=max(one.pairs for one in capacities),
     )

@@ -28,6 +28,8 @@ _Nodes = dict[str, dict[str, Any]]
 async def measure_capacity(addresses: Addresses, runs: Sequence[Run]) -> Work:
     """Calls, texts and pairs per second, of the very work that these runs make.
 
+    Pairs are those of the runs' lists; one that is in several lists of a run is scored once.
+
     Raises BenchmarkError, httpx.HTTPError.
     """
     async with http_client() as http:
@@ -38,9 +40,8 @@ async def measure_capacity(addresses: Addresses, runs: Sequence[Run]) -> Work:
             for body in chat_bodies(run, nodes, addresses.model)
         ]
         queries = list({run.question for run in runs})
-        candidates = [
-            text for run, nodes in zip(runs, done, strict=True) for text in _candidates(run, nodes)
-        ]
+        listed = [_candidates(run, nodes) for run, nodes in zip(runs, done, strict=True)]
+        candidates = [text for texts in listed for text in dict.fromkeys(texts)]
         if not candidates:
             raise BenchmarkError("no run has anything to rank")
         embedding = {"model": addresses.embedding_model, "input": queries}
@@ -48,10 +49,11 @@ async def measure_capacity(addresses: Addresses, runs: Sequence[Run]) -> Work:
         embeddings_s = await _time_s([_post(http, addresses, "/embeddings", embedding)])
         pairs = list(_pair_bodies(queries[0], candidates))
         pairs_s = await _time_s([_post(http, addresses, "/rerank", body) for body in pairs])
+    num_listed = sum(map(len, listed))
     return Work(
         chats=len(bodies) / chats_s,
         embeddings=len(queries) / embeddings_s,
-        pairs=sum(len(body["documents"]) for body in pairs) / pairs_s,
+        pairs=num_listed / len(candidates) * sum(len(one["documents"]) for one in pairs) / pairs_s,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.record import percentile, table
+from benchmarks.workflow_frameworks.bound import Work, best, bound
 from benchmarks.workflow_frameworks.cells import Cell
 
 OURS = "shuntyard"
@@ -39,24 +40,31 @@ def equal_answers(row: Row, ours: Row) -> float:
 
 
 def report(results: dict[str, Any]) -> str:
-    """results: `capacities` by workload, and `rows`."""
+    """results: `capacities` by workload, each as often as measured, and `rows`."""
+    capacities = {
+        workload: [Work(**one) for one in measured]
+        for workload, measured in results["capacities"].items()
+    }
     by_cell: dict[str, list[Row]] = {}
     for row in results["rows"]:
         by_cell.setdefault(row["cell"], []).append(row)
-    parts = [_capacities(results["capacities"])]
+    parts = [_capacities(capacities)]
     for name, rows in by_cell.items():
         parts.append(f"### {name}\n\n{_cell(rows)}")
-    parts.append("### Ratios\n\n" + _ratios(by_cell))
+    parts.append(
+        "### Ratios\n\n"
+        + _ratios(by_cell, {name: best(measured) for name, measured in capacities.items()})
+    )
     return "\n\n".join(parts)
 
 
-def _capacities(capacities: dict[str, dict[str, float]]) -> str:
-    head = ["workload", "chats/s", "query embeddings/s", "pairs ranked/s"]
+def _capacities(capacities: dict[str, list[Work]]) -> str:
     return table(
-        head,
+        ["workload", "chats/s", "query embeddings/s", "pairs ranked/s"],
         [
-            [workload, *(f"{one[name]:.2f}" for name in ("chats", "embeddings", "pairs"))]
-            for workload, one in capacities.items()
+            [workload, f"{one.chats:.2f}", f"{one.embeddings:.2f}", f"{one.pairs:.2f}"]
+            for workload, measured in capacities.items()
+            for one in measured
         ],
     )
 
@@ -91,7 +99,7 @@ def _line(row: Row, ours: Row | None) -> list[str]:
     ]
 
 
-def _ratios(by_cell: dict[str, list[Row]]) -> str:
+def _ratios(by_cell: dict[str, list[Row]], capacities: dict[str, Work]) -> str:
     head = [
         *(
             "cell",
@@ -104,30 +112,30 @@ def _ratios(by_cell: dict[str, list[Row]]) -> str:
         ),
         *("bound runs/s", "ours of it", "bound, one machine", "ours of it"),
     ]
-    return table(head, list(_ratio_lines(by_cell)))
+    return table(head, list(_ratio_lines(by_cell, capacities)))
 
 
-def _ratio_lines(by_cell: dict[str, list[Row]]) -> Iterator[list[str]]:
+def _ratio_lines(by_cell: dict[str, list[Row]], capacities: dict[str, Work]) -> Iterator[list[str]]:
     for name, rows in by_cell.items():
         ours = next((row for row in rows if row["system"] == OURS), None)
         others = [row for row in rows if row["system"] != OURS]
         if ours is None or not others:
             continue
-        rate, best = throughput(ours), best_framework(others)
+        rate, reached = throughput(ours), best_framework(others)
         p99_s = percentile(latencies_s(ours), 0.99)
         best_p99_s = min(percentile(latencies_s(row), 0.99) for row in others)
         bounds = ["-", "-", "-", "-"]
         if ours["loop"] == "closed":
-            slowest, machine = ours["bound"]["slowest"], ours["bound"]["machine"]
+            most = bound(Work(**ours["work"]), ours["num_runs"], capacities[ours["workload"]])
             bounds = [
-                f"{slowest:.2f} ({ours['bound']['resource']})",
-                f"{rate / slowest:.2f}",
-                f"{machine:.2f}",
-                f"{rate / machine:.2f}",
+                f"{most.slowest:.2f} ({most.resource})",
+                f"{rate / most.slowest:.2f}",
+                f"{most.machine:.2f}",
+                f"{rate / most.machine:.2f}",
             ]
         yield [
             name,
-            *(f"{rate:.2f}", f"{best:.2f}", f"{rate / best:.2f}"),
+            *(f"{rate:.2f}", f"{reached:.2f}", f"{rate / reached:.2f}"),
             *(f"{p99_s:.2f}", f"{best_p99_s:.2f}", f"{best_p99_s / p99_s:.2f}"),
             *bounds,
         ]

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from typing import Final
 
-CANDIDATES: Final = 12
+CANDIDATES: Final = 8
 KEPT: Final = 2
 WEB_RESULTS: Final = 3
-RESEARCH_WEB_RESULTS: Final = 8
+RESEARCH_WEB_RESULTS: Final = 6
 EXCERPT_CHARACTERS: Final = 160
 
-ANSWER_MAX_TOKENS: Final = 32
+ANSWER_MAX_TOKENS: Final = 24
 SHORT_ANSWER_MAX_TOKENS: Final = 8
 QUERY_MAX_TOKENS: Final = 16
 

@@ -33,7 +33,7 @@ SERVER_FLAGS = (
     "--served-embedding-name=bench-embedding",
     "--no-log-requests",
 )
-CHUNK_TOKENS = 96
+CHUNK_TOKENS = 64
 COLLECTION = "musique"
 _INGEST_AT_ONCE = 50
 _END_TIMEOUT_S = 900.0
