@@ -38,7 +38,12 @@ from benchmarks.workflow_frameworks.cells import (
 )
 from benchmarks.workflow_frameworks.load import SYSTEMS, LoadSpec, SystemName
 from benchmarks.workflow_frameworks.report import Row, report, saturation
-from benchmarks.workflow_frameworks.testbed import CHUNK_TOKENS, SERVER_FLAGS, Testbed, testbed
+from benchmarks.workflow_frameworks.testbed import (
+    CHUNK_TOKENS,
+    SERVER_FLAGS,
+    RunningTestbed,
+    testbed,
+)
 from benchmarks.workflow_frameworks.workload import (
     WORKLOADS,
     Run,
@@ -59,7 +64,7 @@ _START_S = 240.0  # of the server, with storing the passages, and of the capacit
 class Benchmark:
     """One run of the benchmark. Results grow as it goes on."""
 
-    testbed: Testbed
+    testbed: RunningTestbed
     systems: Sequence[SystemName]
     seed: int
     rows: list[Row]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,15 +10,40 @@ from benchmarks.workflow_frameworks.workload import Workload
 
 Loop = Literal["closed", "open"]
 DUPLICATE_SHARES = (0.0, 0.05, 0.15)
-_MIN_RUNS = 20
 _START_S = 6.0  # of a process with a framework, its warm-up and its end
 _REACHED = 0.6  # of what the machine could do at most, before anything is measured
-# Lighter loads are offered with the fewest and the most duplicates only.
-_HIGHEST_LOAD = 0.95
-_ENDS = (DUPLICATE_SHARES[0], DUPLICATE_SHARES[-1])
-# Concurrency or share of saturation -> runs, if time allows.
-_CLOSED = {6: 40, 30: 60, 100: 120}
-_OPEN = {0.5: 40, 0.8: 60, _HIGHEST_LOAD: 150}
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Of load. level: see `Cell`. num_runs: if time allows; min_runs: in any case.
+
+    is_extreme: of its kind the one that counts; lighter ones are measured with the fewest and the
+    most duplicates only.
+    """
+
+    loop: Loop
+    level: float
+    num_runs: int
+    min_runs: int
+    is_extreme: bool = False
+
+
+HIGHEST_LOAD = Level("open", 0.95, 150, 60, is_extreme=True)
+_LEVELS: Mapping[Workload, Sequence[Level]] = {
+    "mixed": (
+        Level("closed", 6, 40, 20),
+        Level("closed", 30, 60, 30),
+        Level("closed", 100, 120, 100, is_extreme=True),
+        Level("open", 0.5, 40, 20),
+        Level("open", 0.8, 60, 20),
+        HIGHEST_LOAD,
+    ),
+    "research": (
+        Level("closed", 30, 60, 30),
+        Level("open", 0.95, 80, 30),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +59,7 @@ class Cell:
     level: float
     duplicate_share: float
     num_runs: int
+    min_runs: int = 1
     limit_s: float = 60.0
 
     @property
@@ -44,29 +70,20 @@ class Cell:
 
 def all_cells(workloads: Sequence[Workload], duplicate_shares: Sequence[float]) -> list[Cell]:
     """The full comparison. Closed loops come first: they tell how much an open one is offered."""
+    ends = (min(duplicate_shares), max(duplicate_shares))
     return [
-        Cell(workload, loop, level, share, num_runs)
+        Cell(workload, one.loop, one.level, share, one.num_runs, one.min_runs)
         for workload in workloads
-        for loop, level, num_runs in _levels(workload)
-        for share in duplicate_shares
-        if loop == "closed" or level == _HIGHEST_LOAD or share in _ENDS
+        for one in _LEVELS[workload]
+        for share in (duplicate_shares if one.is_extreme else sorted(set(ends)))
     ]
-
-
-def _levels(workload: Workload) -> Iterator[tuple[Loop, float, int]]:
-    closed: Mapping[int, int] = _CLOSED if workload == "mixed" else {30: 60}
-    opened: Mapping[float, int] = _OPEN if workload == "mixed" else {_HIGHEST_LOAD: 80}
-    for clients, num_runs in closed.items():
-        yield "closed", clients, num_runs
-    for share, num_runs in opened.items():
-        yield "open", share, num_runs
 
 
 def quick_cells(workloads: Sequence[Workload]) -> list[Cell]:
     """A few runs of everything, to see that it works."""
-    loops: tuple[tuple[Loop, float], ...] = (("closed", 4.0), ("open", _HIGHEST_LOAD))
+    loops: tuple[tuple[Loop, float], ...] = (("closed", 4.0), ("open", HIGHEST_LOAD.level))
     return [
-        Cell(workload, loop, level, DUPLICATE_SHARES[-1], 8, limit_s=30.0)
+        Cell(workload, loop, level, DUPLICATE_SHARES[-1], num_runs=8, limit_s=30.0)
         for workload in workloads
         for loop, level in loops
     ]
@@ -94,8 +111,7 @@ def fitted(
 ) -> list[Cell]:
     """The cells with fewer runs, if they would take longer than the budget.
 
-    None gets fewer than a closed loop has clients, nor than a minimum; so a budget that is much
-    too small is not kept.
+    None gets fewer than its minimum; so a budget that is much too small is not kept.
     """
     fewer: list[Cell] = list(cells)
     for percent in range(100, 0, -5):
@@ -106,5 +122,4 @@ def fitted(
 
 
 def _scaled(cell: Cell, scale: float) -> int:
-    least = max(_MIN_RUNS, int(cell.level)) if cell.loop == "closed" else _MIN_RUNS
-    return min(cell.num_runs, max(least, round(scale * cell.num_runs)))
+    return max(cell.min_runs, round(scale * cell.num_runs))

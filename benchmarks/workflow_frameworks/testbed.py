@@ -60,7 +60,7 @@ class Measured:
     server_cpu_s: float
 
 
-class Testbed:
+class RunningTestbed:
     """A running server that has the passages."""
 
     def __init__(self, addresses: Addresses, python: Path, server_pid: int) -> None:
@@ -122,7 +122,7 @@ def counters_of(metrics: str) -> dict[str, float]:
 
 
 @contextmanager
-def testbed(python: Path, *, seed: int, num_passages: int | None) -> Iterator[Testbed]:
+def testbed(python: Path, *, seed: int, num_passages: int | None) -> Iterator[RunningTestbed]:
     """Starts everything and stores the passages; ends everything after the block."""
     server_variables = dict(os.environ)
     apply_default_environment(server_variables)
@@ -153,7 +153,7 @@ def testbed(python: Path, *, seed: int, num_passages: int | None) -> Iterator[Te
                 embedding_model="bench-embedding",
                 cache_salt="",
             )
-            yield Testbed(addresses, python, process.pid)
+            yield RunningTestbed(addresses, python, process.pid)
 
 
 @contextmanager

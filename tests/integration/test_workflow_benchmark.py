@@ -15,7 +15,7 @@ from benchmarks.workflow_frameworks.load import SYSTEMS, LoadOutcome, LoadSpec, 
 from benchmarks.workflow_frameworks.systems.base import Addresses
 from benchmarks.workflow_frameworks.testbed import (
     COLLECTION,
-    Testbed,
+    RunningTestbed,
     collection_table,
     ingest,
     server_database,
@@ -37,7 +37,7 @@ def flag(live: LiveServer, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def bed(live: LiveServer) -> Testbed:
+def bed(live: LiveServer) -> RunningTestbed:
     data = Path(flag(live, "--workflow-data"))
     ingest(live.url, load_passages()[:6])
     database = server_database(data)
@@ -52,10 +52,10 @@ def bed(live: LiveServer) -> Testbed:
         cache_salt="test",
     )
     assert live.process is not None
-    return Testbed(addresses, environment.ensure_environment(), live.process.pid)
+    return RunningTestbed(addresses, environment.ensure_environment(), live.process.pid)
 
 
-def outcome_of(bed: Testbed, system: SystemName) -> tuple[LoadOutcome, dict[str, float]]:
+def outcome_of(bed: RunningTestbed, system: SystemName) -> tuple[LoadOutcome, dict[str, float]]:
     spec = LoadSpec(
         system=system,
         addresses=bed.with_salt(f"test {system}"),
@@ -68,7 +68,7 @@ def outcome_of(bed: Testbed, system: SystemName) -> tuple[LoadOutcome, dict[str,
     return measured.outcome, measured.counters
 
 
-def test_all_systems_answer_alike_and_none_finds_what_another_left(bed: Testbed) -> None:
+def test_all_systems_answer_alike_and_none_finds_what_another_left(bed: RunningTestbed) -> None:
     outcomes = {system: outcome_of(bed, system) for system in SYSTEMS}
     ours, _ = outcomes["shuntyard"]
     assert all(one.digest for one in ours.runs), ours.errors
@@ -79,6 +79,6 @@ def test_all_systems_answer_alike_and_none_finds_what_another_left(bed: Testbed)
         assert counters["chats"] == len(RUNS) + 1, system
 
 
-def test_capacities_are_of_the_work_of_the_runs(bed: Testbed) -> None:
+def test_capacities_are_of_the_work_of_the_runs(bed: RunningTestbed) -> None:
     capacity = anyio.run(measure_capacity, bed.with_salt("capacity"), RUNS)
     assert min(capacity.chats, capacity.embeddings, capacity.pairs) > 0
