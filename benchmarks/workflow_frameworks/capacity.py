@@ -19,8 +19,7 @@ from benchmarks.workflow_frameworks.workload import Run
 
 _PAIRS_AT_ONCE = 64
 _NUM_PAIR_REQUESTS = 4
-_SOURCES = ("documents", "topic_documents", "web", "topic_web")
-_RANKED = {"rag": (), "rag_rerank": ("find",), "web": (), "research": _SOURCES}
+_RANKED = {"rag": (), "rag_rerank": ("find",), "web": (), "research": tasks.SOURCES}
 _PASSAGE_NODE = {"rag": "find", "rag_rerank": "best", "web": "find"}
 _Nodes = dict[str, dict[str, Any]]
 
@@ -60,7 +59,9 @@ async def measure_capacity(addresses: Addresses, runs: Sequence[Run]) -> Work:
 def chat_bodies(run: Run, nodes: _Nodes, model: str) -> Iterator[dict[str, Any]]:
     """The chat requests of a run whose nodes have these outputs."""
     if run.kind == "research":
-        passages = tasks.excerpts([nodes[f"best_{name}"]["output"]["texts"] for name in _SOURCES])
+        passages = tasks.excerpts(
+            [nodes[f"best_{name}"]["output"]["texts"] for name in tasks.SOURCES]
+        )
         max_tokens = tasks.SHORT_ANSWER_MAX_TOKENS
     else:
         passages = nodes[_PASSAGE_NODE[run.kind]]["output"]["texts"]

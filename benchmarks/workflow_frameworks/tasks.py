@@ -21,6 +21,9 @@ WEB_RESULTS: Final = 3
 RESEARCH_WEB_RESULTS: Final = 6
 EXCERPT_CHARACTERS: Final = 160
 
+# Of a research run's texts, in the order of its excerpts.
+SOURCES: Final = ("documents", "topic_documents", "web", "topic_web")
+
 ANSWER_MAX_TOKENS: Final = 24
 SHORT_ANSWER_MAX_TOKENS: Final = 8
 QUERY_MAX_TOKENS: Final = 16

@@ -24,7 +24,6 @@ from benchmarks.workflow_frameworks.systems.base import (
 from benchmarks.workflow_frameworks.workload import Run
 
 _KEY = Secret.from_token("unused")
-_SOURCES = ("documents", "topic_documents", "web", "topic_web")
 _ALL_BRANCHES = 8
 
 
@@ -114,7 +113,7 @@ class HaystackWorkflows:
         if run.kind == "web":
             inputs |= {"rewrite": {"question": run.question}, "query": {"question": run.question}}
         elif run.kind == "research":
-            for source in _SOURCES:
+            for source in tasks.SOURCES:
                 inputs[f"rank_{source}"] = {"query": run.question}
             inputs |= {"embed": asked, "embed_topic": {"text": run.topic}}
             inputs |= {"web": {"query": run.question}, "topic_web": {"query": run.topic}}
@@ -163,10 +162,12 @@ class HaystackWorkflows:
 
     def _research(self) -> Pipeline:
         limit = tasks.EXCERPT_CHARACTERS
-        pipeline = self._answering(*_SOURCES, limit=limit, max_tokens=tasks.SHORT_ANSWER_MAX_TOKENS)
+        pipeline = self._answering(
+            *tasks.SOURCES, limit=limit, max_tokens=tasks.SHORT_ANSWER_MAX_TOKENS
+        )
         pipeline.add_component("embed", self._embedder())
         pipeline.add_component("embed_topic", self._embedder())
-        for source in _SOURCES:
+        for source in tasks.SOURCES:
             is_web = source.endswith("web")
             find: Any = (
                 WebSearch(self._services, tasks.RESEARCH_WEB_RESULTS)

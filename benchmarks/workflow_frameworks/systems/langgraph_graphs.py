@@ -23,7 +23,6 @@ from benchmarks.workflow_frameworks.systems.base import (
 from benchmarks.workflow_frameworks.workload import Run
 
 Node = Callable[[Any], Awaitable[dict[str, Any]]]
-SOURCES = ("documents", "topic_documents", "web", "topic_web")
 
 
 class State(TypedDict, total=False):
@@ -115,13 +114,13 @@ class LangGraphWorkflows:
         for name, of in (("web", "question"), ("topic_web", "topic")):
             _add(graph, f"find_{name}", self._searched(of, name, tasks.RESEARCH_WEB_RESULTS), of)
         edges: list[tuple[Any, str]] = []
-        for source in SOURCES:
+        for source in tasks.SOURCES:
             rank = self._ranked(source, f"best_{source}", 1)
             _add(graph, f"rank_{source}", rank, "question", source)
             edges += [(START, f"find_{source}"), (f"find_{source}", f"rank_{source}")]
-        bests = [f"best_{source}" for source in SOURCES]
+        bests = [f"best_{source}" for source in tasks.SOURCES]
         _add(graph, "reply", self._short_reply, "question", *bests)
-        edges += [([f"rank_{source}" for source in SOURCES], "reply"), ("reply", END)]
+        edges += [([f"rank_{source}" for source in tasks.SOURCES], "reply"), ("reply", END)]
         return _compiled(graph, edges)
 
     def _nearest(self, of: str, to: str, count: int) -> Node:
@@ -152,7 +151,7 @@ class LangGraphWorkflows:
         return {"answer": await self._chat(tasks.ANSWER_SYSTEM, user, tasks.ANSWER_MAX_TOKENS)}
 
     async def _short_reply(self, state: Any) -> dict[str, Any]:
-        passages = tasks.excerpts([state[f"best_{source}"] for source in SOURCES])
+        passages = tasks.excerpts([state[f"best_{source}"] for source in tasks.SOURCES])
         user = tasks.answer_user(state["question"], passages)
         max_tokens = tasks.SHORT_ANSWER_MAX_TOKENS
         return {"answer": await self._chat(tasks.ANSWER_SYSTEM, user, max_tokens)}

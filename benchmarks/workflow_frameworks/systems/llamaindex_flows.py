@@ -164,20 +164,17 @@ class Web(_Flow):
         return StopEvent(result=await answer)
 
 
-_SOURCES = ("documents", "topic_documents", "web", "topic_web")
-
-
 class Research(_Flow):
     @step
     async def begin(self, ctx: Context, event: Asked) -> Wanted | None:
         await ctx.store.set("question", event.question)
-        for source in _SOURCES:
+        for source in tasks.SOURCES:
             text = event.topic if source.startswith("topic") else event.question
             is_web = source.endswith("web")
             ctx.send_event(Wanted(source=source, question=event.question, text=text, is_web=is_web))
         return None
 
-    @step(num_workers=len(_SOURCES))
+    @step(num_workers=len(tasks.SOURCES))
     async def find(self, event: Wanted) -> Found:
         if event.is_web:
             texts = await self.models.services.web(event.text, tasks.RESEARCH_WEB_RESULTS)
@@ -185,18 +182,18 @@ class Research(_Flow):
             texts = await self.models.nearest(event.text, tasks.CANDIDATES)
         return Found(source=event.source, question=event.question, texts=texts)
 
-    @step(num_workers=len(_SOURCES))
+    @step(num_workers=len(tasks.SOURCES))
     async def rank(self, event: Found) -> Best:
         texts = await self.models.services.rerank(event.question, event.texts, 1)
         return Best(source=event.source, texts=texts)
 
     @step
     async def reply(self, ctx: Context, event: Best) -> StopEvent | None:
-        bests = ctx.collect_events(event, [Best] * len(_SOURCES))
+        bests = ctx.collect_events(event, [Best] * len(tasks.SOURCES))
         if bests is None:
             return None
         texts = {best.source: best.texts for best in bests}
-        passages = tasks.excerpts([texts[source] for source in _SOURCES])
+        passages = tasks.excerpts([texts[source] for source in tasks.SOURCES])
         question = await ctx.store.get("question")
         answer = self.models.answer(question, passages, tasks.SHORT_ANSWER_MAX_TOKENS)
         return StopEvent(result=await answer)
