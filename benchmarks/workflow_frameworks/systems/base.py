@@ -12,6 +12,8 @@ import httpx
 from benchmarks.workflow_frameworks.workload import Run
 
 TIMEOUT_S = 600.0
+# As the server's own sessions, so that all find the same passages.
+_SESSION = "-c hnsw.ef_search=100 -c hnsw.iterative_scan=strict_order"
 _NUM_CONNECTIONS = 10  # to Postgres, as many as the server's own default
 
 
@@ -107,7 +109,7 @@ async def services(addresses: Addresses) -> AsyncIterator[Services]:
         min_size=2,
         max_size=_NUM_CONNECTIONS,
         timeout=TIMEOUT_S,
-        kwargs={"autocommit": True},
+        kwargs={"autocommit": True, "options": _SESSION},
         open=False,
     )
     async with http_client() as http, pool:
