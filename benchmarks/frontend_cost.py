@@ -19,26 +19,23 @@ file.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import random
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import psutil  # type: ignore[import-untyped]
 
+from benchmarks import processes
 from benchmarks.client import Outcome, Spec
-from benchmarks.processes import BenchmarkError, cpu_seconds, end, run_client
-from benchmarks.record import ROOT, median, percentile, save, table
+from benchmarks.processes import BenchmarkError, cpu_seconds, free_port, run_client
+from benchmarks.record import median, percentile, save, table
 from server.demo_model import ensure_demo_model
 from spot.engines.vllm_compat.environment import apply_default_environment
 
@@ -55,7 +52,6 @@ _ENGINE_FLAGS = (
     "--no-enable-chunked-prefill",
     "--scheduling-policy=priority",
 )
-_START_TIMEOUT_S = 600.0
 _TEXT = """
     wagon track signal yard hump engine brake coupling switch platform tunnel bridge freight
     driver whistle schedule station rail junction lamp crossing depot gauge buffer cargo
@@ -141,51 +137,9 @@ def serving(kind: Kind, model: str) -> Iterator[RunningServer]:
     """A server for the time of the block, with an environment that both share."""
     environment = dict(os.environ)
     apply_default_environment(environment)
-    port = _free_port()
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command_of(kind, model, port),
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        try:
-            _wait_healthy(process, port, log)
-            yield RunningServer(kind, port, process.pid)
-        finally:
-            family = psutil.Process(process.pid).children(recursive=True)
-            end(process, within_s=30)
-            for child in psutil.wait_procs(family, timeout=10)[1]:
-                child.kill()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def _wait_healthy(process: subprocess.Popen[str], port: int, log: IO[str]) -> None:
-    deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline_s and process.poll() is None:
-        if _is_healthy(port):
-            return
-        time.sleep(0.5)
-    log.seek(0)
-    raise BenchmarkError(f"the server did not start:\n{log.read()[-5000:]}")
-
-
-def _is_healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
+    port = free_port()
+    with processes.serving(command_of(kind, model, port), port, environment=environment) as process:
+        yield RunningServer(kind, port, process.pid)
 
 
 def measure(plan: Plan, kind: Kind) -> list[dict[str, Any]]:

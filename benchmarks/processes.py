@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -16,6 +19,8 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks.client import Outcome, Spec
 from benchmarks.gateway import GatewaySpec
 from benchmarks.record import ROOT
+
+_START_TIMEOUT_S = 600.0
 
 
 class BenchmarkError(Exception):
@@ -41,7 +46,7 @@ class RunningGateway:
 @contextmanager
 def gateway(spec: GatewaySpec) -> Iterator[RunningGateway]:
     """A `benchmarks.gateway` for the time of the block."""
-    with _child("benchmarks.gateway") as (process, log):
+    with child(_module("benchmarks.gateway")) as (process, log):
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(spec).decode() + "\n")
@@ -94,22 +99,27 @@ class RunningClient:
 @contextmanager
 def holding_client(spec: Spec) -> Iterator[RunningClient]:
     """A load generator for the time of the block."""
-    with _child("benchmarks.client") as (process, log):
+    with child(_module("benchmarks.client")) as (process, log):
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(spec).decode() + "\n")
         process.stdin.flush()
         yield RunningClient(process, log)
 
 
+def _module(name: str) -> list[str]:
+    return [sys.executable, "-m", name]
+
+
 @contextmanager
-def _child(
-    module: str, arguments: Sequence[str] = ()
+def child(
+    command: Sequence[str], *, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """A Python module as a child that is gone after the block; its log goes to a file."""
+    """A process to talk with that is gone after the block; its log goes to a file."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            command,
             cwd=ROOT,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -119,6 +129,58 @@ def _child(
             yield process, log
         finally:
             end(process)
+
+
+@contextmanager
+def serving(
+    command: Sequence[str], port: int, *, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A server for the time of the block, once its `/health` is good; its family ends with it."""
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            _wait_healthy(process, port, log)
+            yield process
+        finally:
+            family = psutil.Process(process.pid).children(recursive=True)
+            end(process, within_s=30)
+            for left in psutil.wait_procs(family, timeout=10)[1]:
+                left.kill()
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _wait_healthy(process: subprocess.Popen[str], port: int, log: IO[str]) -> None:
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline_s and process.poll() is None:
+        if _is_healthy(port):
+            return
+        time.sleep(0.5)
+    log.seek(0)
+    raise BenchmarkError(f"the server did not start:\n{log.read()[-5000:]}")
+
+
+def _is_healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
 
 
 def end(process: subprocess.Popen[str], *, within_s: float = 15.0) -> None:

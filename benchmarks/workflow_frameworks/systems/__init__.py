@@ -1,0 +1,1 @@
+"""The systems that are compared. This package runs in the frameworks' own environment."""
