@@ -141,6 +141,7 @@ class LlmOperator:
         raw = params.model_dump(mode="json", exclude_unset=True, exclude={"prompt"})
         job = await self._chat.prepare(params, raw, record)
         (generation,) = job.generations
+        generation.priority += context.job.priority
         num_prompt_tokens = len(job.prompt_token_ids)
         limit = generation.sampling.max_tokens
         expected = context.job.expected_outputs(self._profile, limit=limit)

@@ -47,12 +47,16 @@ class Job:
     Whoever joins shares the tickets that are open and those that come; whoever leaves takes back
     its wish, and the last one all of it.
 
-    node: the one that it was made for. resources: of which it may take slots.
+    node: the one that it was made for. resources: of which it may take slots. priority: declared,
+    of all of its wishes; lower goes first.
     turns: what came of its wishes, for those who ask later.
     """
 
-    def __init__(self, slots: Slots, node: NodeKey, resources: Sequence[str]) -> None:
+    def __init__(
+        self, slots: Slots, node: NodeKey, resources: Sequence[str], *, priority: int = 0
+    ) -> None:
         self.node = node
+        self.priority = priority
         self.turns: list[Turn] = []
         self.members: dict[NodeKey, None] = {}
         self.tickets: dict[str, OpenTicket] = {}
@@ -84,13 +88,13 @@ class Job:
         *,
         profile: str | None = None,
         size: Size | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         work_id: str | None = None,
     ) -> AsyncIterator[Slot]:
         """Wait for a slot and hold it.
 
-        profile: what its time is predicted by; the resource alone by default. priority: declared,
-        lower goes first. work_id: by which the engine knows the work, if it tells of sub-nodes and
+        profile: what its time is predicted by; the resource alone by default. priority: if it is
+        not the job's. work_id: by which the engine knows the work, if it tells of sub-nodes and
         can be told of priorities. Raises NodeFailed when the last deadline has passed before.
         """
         await self._wanted(resource)
@@ -100,7 +104,7 @@ class Job:
             resource,
             profile=profile or resource,
             size=size or Size(),
-            priority=priority,
+            priority=self.priority if priority is None else priority,
             work=work,
         )
         outcome: Literal["completed", "failed", "stopped"] = "stopped"
@@ -138,7 +142,13 @@ class Job:
         opened = None
         if items:
             opened = self._slots.open(
-                self, resource, profile=profile, size=size, priority=0, work=work, items=items
+                self,
+                resource,
+                profile=profile,
+                size=size,
+                priority=self.priority,
+                work=work,
+                items=items,
             )
         for ticket in also:
             self._slots.share(ticket, self)

@@ -44,9 +44,10 @@ class RunSlots:
 
     def job(self, node_id: str) -> Job:
         """For one try of a node's work."""
-        resources = resources_of(self._workflow.nodes[node_id])
+        node = self._workflow.nodes[node_id]
         key = NodeKey(self._root_id, self._prefix + node_id)
-        job = self.jobs[node_id] = Job(self._slots, key, resources)
+        job = Job(self._slots, key, resources_of(node), priority=node.spec.priority)
+        self.jobs[node_id] = job
         return job
 
     def node_ended(self, node_id: str) -> None:

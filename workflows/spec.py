@@ -52,8 +52,8 @@ class Node(Document):
 
     depends_on: nodes that must end first; those that templates refer to are known without it.
     when: an expression; the node is skipped where it is false.
-    timeout_s: of each try. on_error: what a failure does to the run; with `default` it goes on, and
-    the field `default` is the node's output.
+    timeout_s: of each try. priority: lower goes first, down to the engine. on_error: what a failure
+    does to the run; with `default` it goes on, and the field `default` is the node's output.
     effects: whether the node changes something outside; by default as its operator says.
     on_interrupt: what becomes of a node with effects whose work the server's end interrupted.
     """
@@ -67,6 +67,7 @@ class Node(Document):
     cache: Cache | None = None
     retry: Retry = Field(default_factory=lambda: Retry(max_attempts=1))
     timeout_s: Annotated[float, Field(gt=0, le=86400)] | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     on_error: Literal["fail", "skip", "default"] = "fail"
     default: dict[str, Any] | None = None
     effects: Literal["none", "write"] | None = None

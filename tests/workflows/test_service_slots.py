@@ -212,6 +212,24 @@ def test_first_come_first_served_if_that_is_the_policy() -> None:
     in_world(work, num_llm=1, policy="fcfs")
 
 
+def test_a_nodes_declared_priority_comes_before_all_else() -> None:
+    async def work(service: WorkflowService, submit: Callable[..., Run], world: World) -> None:
+        names = ("first", "low", "usual", "high")
+        nodes = [
+            think(name, 1, priority=priority)
+            for name, priority in zip(names, (0, 5, 0, -5), strict=True)
+        ]
+        hold = submit(nodes[0])
+        await anyio.sleep(0.1)
+        runs = [submit(node) for node in nodes[1:]]
+        for run in (hold, *runs):
+            await run.ended.wait()
+        order = sorted(world.started, key=world.started.__getitem__)
+        assert [name.partition("/")[2] for name in order] == ["first", "high", "usual", "low"]
+
+    in_world(work, num_llm=1)
+
+
 def test_equal_work_takes_one_slot_and_outlives_who_began_it() -> None:
     async def work(service: WorkflowService, submit: Callable[..., Run], world: World) -> None:
         runs = [submit(think("a", 10, params={"tag": "same"})) for _ in range(3)]
