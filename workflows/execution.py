@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -85,7 +85,7 @@ class NodeExecutor:
                     result = await _run(start, params, context, context.emit)
                 finally:
                     context.job.leave(context.job.node)
-                return Outcome(result=result, shared="none", reason=reason, is_write=is_write)
+                return replace(_own(result, reason), is_write=is_write)
             return await self._shared(start, params, context, identity)
         message = f"took longer than {spec.timeout_s:g} s"
         raise NodeFailed(message, code="timeout", is_retryable=True)
@@ -117,8 +117,16 @@ class NodeExecutor:
             key, work, job=context.job, emit=context.emit, ttl_s=ttl_s, tasks=self._tasks
         )
         if shared != "none":
-            result = _without_cost(result)
-        return Outcome(result=result, shared=shared, reason=_REASONS[shared])
+            return Outcome(result=_without_cost(result), shared=shared, reason=_REASONS[shared])
+        return _own(result, _REASONS[shared])
+
+
+def _own(result: NodeResult, reason: str) -> Outcome:
+    """Of a node that did its own work, but perhaps not all of it."""
+    if not result.num_shared_items:
+        return Outcome(result=result, shared="none", reason=reason)
+    count = result.num_shared_items
+    return Outcome(result=result, shared="item", reason=f"{count} of its items were being computed")
 
 
 def _is_write(start: StartNode, params: Any) -> bool:

@@ -16,10 +16,12 @@ _Key = tuple[str, str, str, bool]
 
 @dataclass(frozen=True, slots=True)
 class PooledAnswer(Generic[V]):
-    """One value for each item. usage: of tokens; `cached_tokens` were computed for someone else."""
+    """One value for each item. usage: of tokens; `cached_tokens` were computed for someone else,
+    as were num_shared of the values."""
 
     values: list[V]
     usage: dict[str, int]
+    num_shared: int = 0
 
 
 class PooledItems:
@@ -107,4 +109,5 @@ def _answer(items: list[Batched[Computed[V]]]) -> PooledAnswer[V]:
             "total_tokens": num_tokens,
             "cached_tokens": num_cached,
         },
+        num_shared=sum(item.is_shared for item in items),
     )

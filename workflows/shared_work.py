@@ -23,7 +23,7 @@ from workflows.operators.base import NodeResult
 
 Emit = Callable[[str], None]
 Work = Callable[[Emit], Awaitable[NodeResult]]
-Shared = Literal["none", "inflight", "cache"]
+Shared = Literal["none", "inflight", "cache", "item"]
 
 # Python's own cost of a kept result, roughly.
 _ENTRY_BYTES = 512

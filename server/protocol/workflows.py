@@ -98,7 +98,7 @@ class RunNode(ResponseBody):
     started_at: float | None
     finished_at: float | None
     usage: dict[str, int]
-    shared: Literal["none", "inflight", "cache"]
+    shared: Literal["none", "inflight", "cache", "item"]
 
 
 class RunHead(ResponseBody):
@@ -158,7 +158,7 @@ class ExplainedNode(ResponseBody):
     """
 
     status: NodeStatus
-    shared: Literal["none", "inflight", "cache"]
+    shared: Literal["none", "inflight", "cache", "item"]
     reason: str
     turns: list[ExplainedTurn]
 

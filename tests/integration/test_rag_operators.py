@@ -112,6 +112,19 @@ async def test_the_node_embeds_as_the_endpoint_does(served: Served) -> None:
     assert node["output"]["model"] == "mini"
 
 
+async def test_a_node_says_that_some_of_its_items_were_anothers(served: Served) -> None:
+    nodes: list[Any] = []
+
+    async def embed(*texts: str) -> None:
+        nodes.append(await served.node("embed", input=list(texts)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(embed, CATS * 3, BANKS * 3)
+        tasks.start_soon(embed, BANKS * 3, PARIS * 3)
+    assert sorted(node["shared"] for node in nodes) == ["item", "none"]
+    assert sorted(node["usage"]["cached_tokens"] > 0 for node in nodes) == [False, True]
+
+
 async def test_the_node_ranks_as_the_endpoint_does(served: Served) -> None:
     documents = [BANKS, PARIS, CATS]
     body = {"query": "What is the capital of France?", "documents": documents}

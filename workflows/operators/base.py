@@ -24,11 +24,13 @@ class NodeResult:
     """output: JSON, with the fields that the operator declares. usage: tokens by name.
 
     may_be_kept: whether the result is whole, so that it can answer equal work later.
+    num_shared_items: pieces of it that were computed for another node.
     """
 
     output: Output
     usage: dict[str, int] = field(default_factory=dict)
     may_be_kept: bool = True
+    num_shared_items: int = 0
 
 
 async def _nothing_nested(inputs: dict[str, Any], key: str) -> NodeResult:

@@ -69,4 +69,5 @@ class EmbedOperator:
         return NodeResult(
             output={"embeddings": embeddings, "embedding": embeddings[0], "model": model.name},
             usage=answer.usage,
+            num_shared_items=answer.num_shared,
         )

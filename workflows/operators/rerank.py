@@ -71,6 +71,7 @@ class RerankOperator:
                 "model": model.name,
             },
             usage=answer.usage,
+            num_shared_items=answer.num_shared,
         )
 
 
