@@ -48,6 +48,7 @@ from spot.engines.vllm_compat.flags import read_engine_flags
 from spot.errors import InvalidRequest
 from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet
+from workflows.functions import Function, FunctionsUnusable, load_functions
 from workflows.outbound.addresses import AddressPolicy
 from workflows.stores.database import Database
 
@@ -147,7 +148,18 @@ def build_resources(settings: Settings, models: ServedPoolingModels, say: Say) -
         identities=settings.journal_identities,
         http_policy=AddressPolicy.parse(settings.workflow_http_allow),
         searxng_url=settings.searxng_url,
+        functions=_functions(settings),
     )
+
+
+def _functions(settings: Settings) -> dict[str, Function]:
+    if settings.workflow_functions is None:
+        return {}
+    try:
+        return load_functions(settings.workflow_functions)
+    except FunctionsUnusable as error:
+        path = settings.workflow_functions
+        raise SettingsError(f"--workflow-functions: {path} {error}") from error.__cause__
 
 
 def _failover_policy(settings: Settings) -> FailoverPolicy:

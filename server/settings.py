@@ -380,6 +380,12 @@ class Settings(BaseSettings):
         "go; by default only to the public internet",
         group=WORKFLOWS,
     )
+    workflow_functions: Path | None = _setting(
+        None,
+        "Python file with functions that python nodes may call, marked with "
+        "workflows.functions.function",
+        group=WORKFLOWS,
+    )
     searxng_url: str | None = _setting(
         None, "SearXNG server that web_search nodes ask; it must offer JSON", group=WORKFLOWS
     )

@@ -24,6 +24,7 @@ from workflows.operators.embed import EmbedOperator
 from workflows.operators.http import HttpOperator
 from workflows.operators.ingest import IngestOperator
 from workflows.operators.nested import LoopOperator, MapOperator, WorkflowOperator
+from workflows.operators.python import PythonOperator
 from workflows.operators.rerank import RerankOperator
 from workflows.operators.search import SearchOperator
 from workflows.operators.split import SplitOperator
@@ -61,6 +62,8 @@ def operators_of(gateway: Gateway, resources: WorkflowResources | None) -> list[
             HttpOperator(resources.http),
             WebSearchOperator(resources.web_search),
         ]
+        if resources.functions:
+            operators.append(PythonOperator(resources.functions))
     return operators
 
 

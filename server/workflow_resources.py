@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from workflows.functions import Function
 from workflows.outbound.addresses import AddressPolicy
 from workflows.outbound.client import OutboundClient
 from workflows.pooled_items import PooledItems
@@ -21,8 +22,8 @@ class WorkflowResources:
     """An async context manager; entering it starts no Postgres and connects to nothing.
 
     identities: what the database calls tenants whose names do not last. http_policy: where `http`
-    nodes may go. searxng_url: of the search engine, which is the server's operator's own and may be
-    anywhere.
+    nodes may go. functions: that `python` nodes may call. searxng_url: of the search engine, which
+    is the server's operator's own and may be anywhere.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class WorkflowResources:
         identities: Mapping[str, str],
         http_policy: AddressPolicy,
         searxng_url: str | None,
+        functions: Mapping[str, Function] | None = None,
     ) -> None:
         self.database = database
         self.store = CollectionStore(
@@ -42,6 +44,7 @@ class WorkflowResources:
             database, identity_of=lambda tenant: identities.get(tenant, tenant)
         )
         self.items = PooledItems(models)
+        self.functions = functions or {}
         self.http = OutboundClient(http_policy)
         self._search_client = OutboundClient(AddressPolicy.everywhere())
         self.web_search: WebSearch | None = None
