@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.clients.live_server import LiveServer, live_server
-from tests.postgres import data_folder
 from tests.search_engine import search_engine
 
 
@@ -22,9 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def live() -> Iterator[LiveServer]:
     """`shuntyard serve` with the demo models; its end is checked when the session ends."""
+    functions = Path(__file__).with_name("functions.py")
     with (
-        data_folder() as folder,
         search_engine() as url,
-        live_server("--workflow-data", str(folder), "--searxng-url", url) as server,
+        live_server("--searxng-url", url, "--workflow-functions", str(functions)) as server,
     ):
         yield server

@@ -202,3 +202,13 @@ def test_what_is_known_of_a_prompt_is_read_while_the_search_runs(live: LiveServe
     assert cached_share(texts[0], is_known=True) > 0.6
     assert live.metric("shuntyard_prefilled_ahead_tokens_total") > ahead
     assert cached_share(texts[1], is_known=False) < 0.4
+
+
+def test_a_function_of_the_operator_works_on_what_the_model_said(live: LiveServer) -> None:
+    text = "{{ nodes.a.output.text }}"
+    nodes = [
+        llm("a", "Say something."),
+        {"id": "b", "op": "python", "params": {"function": "backwards", "args": {"text": text}}},
+    ]
+    run = live.http.post(PATH, json={"nodes": nodes}, timeout=120).json()
+    assert run["outputs"]["b"]["value"] == run["nodes"]["a"]["output"]["text"][::-1]
