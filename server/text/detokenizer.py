@@ -32,6 +32,8 @@ class Detokenizer:
         self._glue_special = not (skip_special_tokens or spaces_between_special_tokens)
         self._last_was_special = False
         self._held: list[int] = []
+        # Of the prompt: what stands before an incomplete character in the tokens that hold it.
+        self._prompts_own = ""
         self._stream = self._started(list((prompt_token_ids or ())[-8:]))
 
     def push(self, token_id: int) -> str:
@@ -60,10 +62,13 @@ class Detokenizer:
                 raise
             # A sequence whose text changes in hindsight (invalid UTF-8): start afresh here.
             self._stream = self._fresh()
+            self._prompts_own = ""
             text = self._stream.step(self._tokenizer.rust, token_id)
         if text is not None:
             if self._held:
                 self._held.clear()
+            if self._prompts_own:
+                text, self._prompts_own = text.removeprefix(self._prompts_own), ""
             return text
         self._held.append(token_id)
         return self._give_up() if len(self._held) >= MAX_HELD_TOKENS else ""
@@ -74,6 +79,7 @@ class Detokenizer:
         text = self._tokenizer.decode(self._held, skip_special_tokens=skip)
         self._held.clear()
         self._stream = self._fresh()
+        self._prompts_own = ""
         return text
 
     def _fresh(self) -> DecodeStream:
@@ -93,9 +99,13 @@ class Detokenizer:
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         characters.decode(b"".join(map(self._tokenizer.token_bytes, prompt_end)))
         if characters.getstate()[0]:
+            held: list[int] = []
             try:
                 for token_id in prompt_end:
-                    stream.step(self._tokenizer.rust, token_id)
+                    is_held = stream.step(self._tokenizer.rust, token_id) is None
+                    held = [*held, token_id] if is_held else []
+                own = self._tokenizer.decode(held, skip_special_tokens=skip)
+                self._prompts_own = own.rstrip(_REPLACEMENT)
             except Exception as error:
                 if _INVALID_PREFIX not in str(error):
                     raise

@@ -12,6 +12,8 @@ from spot.generation import Generation, SamplingParams
 class Accepting:
     """Takes every request."""
 
+    arrival_time = 0.0
+
     def process_inputs(self, request_id: str, *args: object, **options: object) -> Accepting:
         return self
 
