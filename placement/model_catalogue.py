@@ -17,6 +17,7 @@ from typing import Any
 from placement.errors import InvalidInput, user_path, why_unreadable
 from placement.model import ModelSpec
 from placement.model_config import model_spec
+from placement.regular_file import read_regular_file
 
 
 @cache
@@ -47,7 +48,7 @@ def local_config(path: Path) -> Mapping[str, Any]:
     """The config.json at `path`, which is the file or its folder. Raises InvalidInput."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text("utf-8-sig"))
+        config = json.loads(read_regular_file(file).decode("utf-8-sig"))
     except FileNotFoundError:
         raise InvalidInput("model", f"{path} has no config.json") from None
     except json.JSONDecodeError as error:

@@ -21,6 +21,8 @@ _DTYPE_BYTES = {
     "float": 4.0,
     "float32": 4.0,
 }
+# What a checkpoint may say of itself.
+_CONFIG_DTYPES = ("auto", *_DTYPE_BYTES, "double", "float64", "float8_e4m3fn", "float8_e5m2")
 _KV_BYTES = {
     **_DTYPE_BYTES,
     "fp8": 1.0,
@@ -56,7 +58,7 @@ def element_bytes(
     Raises InvalidInput for names that are not known, and for a quantization that is not the
     checkpoint's.
     """
-    activation = _activation_bytes(dtype)
+    activation = _activation_bytes(config, dtype)
     stated = config.get("quantization_config") or config.get("compression_config")
     if stated is not None and not isinstance(stated, Mapping):
         raise InvalidInput("quantization_config", "must be an object")
@@ -70,9 +72,13 @@ def element_bytes(
     return ElementBytes(weight=weight, activation=activation, kv=kv)
 
 
-def _activation_bytes(dtype: str) -> float:
+def _activation_bytes(config: Mapping[str, Any], dtype: str) -> float:
     """vLLM serves every checkpoint in 16 bits, float32 ones too, unless it is told otherwise."""
     if dtype == "auto":
+        for name in ("dtype", "torch_dtype"):
+            stated = config.get(name)
+            if stated is not None and str(stated).removeprefix("torch.") not in _CONFIG_DTYPES:
+                raise unknown_name(f"config.json: {name}", str(stated), _CONFIG_DTYPES)
         return _FP16
     if dtype not in _DTYPE_BYTES:
         raise unknown_name("dtype", dtype, ["auto", *_DTYPE_BYTES])

@@ -60,11 +60,11 @@ def find_workload(name: str) -> Workload:
     """A preset by name, or `INPUTxOUTPUT[@RATE]` (`512x128@3.5`)."""
     if name in WORKLOADS:
         return WORKLOADS[name]
-    lengths, _, rate = name.partition("@")
+    lengths, at, rate = name.partition("@")
     prompt, times, output = lengths.partition("x")
     if times and prompt.isascii() and prompt.isdigit() and output.isascii() and output.isdigit():
         try:
-            rate_rps = float(rate) if rate else None
+            rate_rps = float(rate) if at else None
         except ValueError:
             rate_rps = math.nan
         if rate_rps is not None and not math.isfinite(rate_rps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,12 +13,15 @@ import pydantic
 import yaml
 
 from placement.errors import InvalidInput, UnreadableFile, shortened, why_unreadable
+from placement.regular_file import read_regular_file
 
 Place = tuple[str | int, ...]
 M = TypeVar("M", bound=pydantic.BaseModel)
 
 # Of a file: its characters, its values with each alias counted as what it stands for, its depth.
 _MAX_CHARACTERS, _MAX_VALUES, _MAX_DEPTH = 4_000_000, 200_000, 50
+
+_KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 _WORDS = {
     "missing": "is missing",
@@ -38,11 +41,13 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """What a YAML file holds. lines: where each value begins, from 1, by its path."""
+    """What a YAML file holds. lines: where each value begins, from 1, by its path. other_keys: the
+    paths that end in a key that is no text."""
 
     name: str
     value: Any
     lines: dict[Place, int] = field(default_factory=dict)
+    other_keys: list[Place] = field(default_factory=list)
 
     def error(self, place: Place, message: str) -> InvalidInput:
         """The error for the value at `place`: `cluster.yaml, line 3: offers.0.count: …`."""
@@ -56,6 +61,8 @@ class YamlFile:
     def checked(self, model: type[M]) -> M:
         """The file as a `model`. Raises InvalidInput for the first thing that is wrong, and says
         where the others are."""
+        for place in self.other_keys:
+            raise self.error(place, "a key must be text; write it in quotes")
         try:
             return model.model_validate(self.value if self.value is not None else {})
         except pydantic.ValidationError as failure:
@@ -75,8 +82,7 @@ def read_yaml(path: Path) -> YamlFile:
     """The file at `path`. Raises InvalidInput: there is none, it is no YAML, a key comes twice."""
     name = path.name
     try:
-        with path.open(encoding="utf-8") as stream:
-            text = stream.read(_MAX_CHARACTERS + 1)
+        text = read_regular_file(path).decode("utf-8")
     except (OSError, ValueError) as error:
         raise UnreadableFile(str(path), why_unreadable(error)) from None
     return parse_yaml(text, name)
@@ -88,7 +94,7 @@ def parse_yaml(text: str, name: str) -> YamlFile:
         raise InvalidInput(name, f"is longer than {_MAX_CHARACTERS} characters")
     file = YamlFile(name, None)
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return file
@@ -101,11 +107,28 @@ def parse_yaml(text: str, name: str) -> YamlFile:
         raise InvalidInput(f"{name}{line}", f"is not YAML: {error.problem}") from None
     except RecursionError:
         raise InvalidInput(name, "is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:
-        if "digits" in str(error):
-            raise InvalidInput(name, "holds a number of thousands of digits") from None
+    except yaml.YAMLError as error:
         raise InvalidInput(name, f"is not YAML: {' '.join(str(error).split())}") from None
-    return YamlFile(name, value, file.lines)
+    return replace(file, value=value)
+
+
+class _Loader(yaml.SafeLoader):
+    """Says of a scalar that is not what its tag says where it stands; yaml's own constructors raise
+    AttributeError, KeyError and more."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a constructor trips over
+            kind = node.tag.rpartition(":")[2]
+            problem = (
+                "a number of thousands of digits"
+                if "digits" in str(error)
+                else f"{shortened(node.value)} is no {kind}"
+            )
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 def _check_size(root: yaml.Node, file: YamlFile) -> None:
@@ -152,6 +175,8 @@ def _note_lines(node: yaml.Node, place: Place, file: YamlFile) -> None:
                 continue
             inner = (*place, key.value)
             file.lines[inner] = key.start_mark.line + 1
+            if key.tag not in _KEY_TAGS:
+                file.other_keys.append(inner)
             if key.value in seen:
                 raise file.error(inner, "comes twice")
             seen.add(key.value)

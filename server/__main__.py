@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
-from server.cli import run
+import os
+from typing import NoReturn
 
-run()
+
+def run() -> NoReturn:
+    """The console script. An interrupt ends it quietly while its parts are still being imported."""
+    try:
+        from server.cli import run as run_command
+
+        run_command()
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
+if __name__ == "__main__":
+    run()

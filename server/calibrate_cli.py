@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from placement.errors import PlacementError
 
@@ -37,7 +40,8 @@ def add_command(commands: Any) -> None:
         "--threads",
         metavar="N",
         type=int,
-        help="threads of a CPU, as many as the engine will have (default: as torch chooses)",
+        help="threads of a CPU, as many as the engine will have, at most the machine's CPUs "
+        "(default: as torch chooses)",
     )
     parser.add_argument(
         "--no-engine",
@@ -52,22 +56,44 @@ def run(flags: Mapping[str, Any]) -> int:
     threads = flags["threads"]
     if threads is not None and threads < 1:
         return _complain("--threads: must be at least 1", 2)
+    most = os.cpu_count() or 1
+    if threads is not None and threads > most:
+        return _complain(f"--threads: must be at most {most}, the CPUs of this machine", 2)
     if not output.parent.is_dir():
         return _complain(f"--output: there is no folder {output.parent}", 2)
+    if output.is_dir():
+        return _complain(f"--output: {output} is a folder, not a file", 2)
     begun = time.monotonic()
     try:
         from placement.calibration.run import calibrate  # imports torch
 
-        text = calibrate(_say, num_threads=threads, with_engine=not flags["no_engine"])
+        with _ending_on_sigterm():
+            text = calibrate(_say, num_threads=threads, with_engine=not flags["no_engine"])
         output.write_text(text, encoding="utf-8")
     except PlacementError as error:
         return _complain(error.message, 1)
     except OSError as error:
         return _complain(f"--output: {error}", 1)
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
+    except SystemExit:
+        return 128 + signal.SIGTERM
     _say(f"{output} written after {time.monotonic() - begun:.0f} s")
     return 0
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM inside leaves as SystemExit, so that processes that measure are ended too."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _say(text: str) -> None:

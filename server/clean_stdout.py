@@ -38,10 +38,14 @@ def check_stdout() -> None:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """What is printed inside arrives. Raises OutputFailed if it does not."""
+    """What is printed inside arrives. Raises OutputFailed if it does not, and SystemExit(1) where
+    its reader wants no more (`| head`)."""
     try:
         yield
         sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_output()
+        raise SystemExit(1) from None
     except OSError as error:
         _forget_output()
         reason = (error.strerror or "it failed").lower()

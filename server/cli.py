@@ -72,11 +72,20 @@ def _version() -> str:
     return VERSION
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """A command; its errors are one line, as all of ours are."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"shuntyard: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(prog="shuntyard", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"shuntyard {_version()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser
+    )
     _add_serve(commands)
     commands.add_parser(
         "doctor",

@@ -54,6 +54,7 @@ def run(command: str, flags: Mapping[str, Any]) -> int:
 
 def planned(flags: Mapping[str, Any]) -> None:
     """Plan a fleet, and say it."""
+    plan_inputs.check_output(flags)
     workload = plan_inputs.read_workload(flags)
     goal = plan_inputs.read_goal(flags, workload)
     time_limit_s = plan_inputs.duration_s(flags, "time_limit") or 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,10 +13,12 @@ from placement.cluster import Market
 from placement.errors import InvalidInput
 from placement.model import ModelSpec
 from placement.plan import Plan
+from placement.regular_file import read_regular_file
 from placement.workload import Workload
 from server.plan_json import plan_answer, stage_answer
 
-FORMAT: Literal[1] = 1
+FORMAT = 1
+_MOST_BYTES = 1e15
 # What vLLM may be told of the model's formats, by its flags.
 FORMATS = ("dtype", "quantization", "kv_cache_dtype")
 
@@ -24,7 +26,7 @@ FORMATS = ("dtype", "quantization", "kv_cache_dtype")
 class _Entry(BaseModel):
     """What `serve` needs is checked; what it does not know is for others."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class PlannedStage(_Entry):
@@ -35,8 +37,8 @@ class PlannedStage(_Entry):
     tp: int = Field(ge=1)
     layers: int = Field(ge=1)
     node: int | None = Field(default=None, ge=0)
-    weights_bytes: float = Field(default=0.0, ge=0)
-    kv_bytes: float = Field(default=0.0, ge=0)
+    weights_bytes: float = Field(default=0.0, ge=0, le=_MOST_BYTES)
+    kv_bytes: float = Field(default=0.0, ge=0, le=_MOST_BYTES)
 
 
 class FileMachine(_Entry):
@@ -87,7 +89,7 @@ class FileModel(_Entry):
 class PlanFile(_Entry):
     """format: of this file; `plan --json` alone writes none."""
 
-    format: Literal[1] | None = None
+    format: int | None = Field(default=None, ge=FORMAT, le=FORMAT)
     model: FileModel | None = None
     pipelines: list[FilePipeline] = Field(min_length=1)
 
@@ -108,7 +110,7 @@ def write_plan(
 def read_plan(path: Path) -> PlanFile:
     """The plan at `path`. Raises InvalidInput that names the field."""
     try:
-        return PlanFile.model_validate_json(path.read_bytes())
+        return PlanFile.model_validate_json(read_regular_file(path))
     except OSError as error:
         raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from None
     except pydantic.ValidationError as failure:

@@ -6,6 +6,7 @@ Every wrong value ends in one InvalidInput that names the flag.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -89,6 +90,21 @@ def check_values(flags: Flags) -> None:
     for name, value in flags.items():
         if isinstance(value, list):
             raise _wrong(name, "needs a value")
+
+
+def check_output(flags: Flags) -> None:
+    """Raises InvalidInput for an --output that would overwrite what the plan is made from."""
+    if flags["output"] is None:
+        return
+    output = user_path(flags["output"])
+    for name in ("cluster", "hardware", "running", "model"):
+        if flags[name] is None:
+            continue
+        path = user_path(flags[name])
+        for read in (path, path / "config.json"):
+            with contextlib.suppress(OSError, ValueError):  # one of them does not exist
+                if output.samefile(read):
+                    raise _wrong("output", f"would overwrite the file of --{name}")
 
 
 def number(flags: Flags, name: str, *, least: float = -math.inf) -> float | None:

@@ -112,8 +112,10 @@ class _Reader:
 
     def check_model(self, plan: PlanFile, flags: Mapping[str, Any]) -> None:
         """Raises InvalidInput for a plan of another model, or in other formats."""
-        if plan.model is None:
-            raise self._error("model", "is missing; write the plan with `shuntyard plan --output`")
+        for name in ("format", "model"):
+            if getattr(plan, name) is None:
+                raise self._error(name, "is missing; write the plan with `shuntyard plan --output`")
+        assert plan.model is not None, "checked before"
         difference = plan.model.difference(self.estimator.model)
         if difference is not None:
             raise self._error("model", difference)
@@ -179,6 +181,10 @@ class _Reader:
             if stage.node >= len(rented):
                 raise self._error(f"{place}.node", f"there are {len(rented)} machines")
             shape = rented[stage.node].shape
+            if shape.name != stage.shape:
+                raise self._error(
+                    f"{place}.shape", f"machine {stage.node} is {shape.name}, not {stage.shape}"
+                )
             if shape.gpu.name != stage.gpu:
                 raise self._error(
                     f"{place}.gpu", f"{shape.name} has {shape.gpu.name} today, not {stage.gpu}"

@@ -28,18 +28,21 @@ def measure_links(num_gpus: int, *, is_cpu: bool) -> list[AllReduce]:
         )
         for rank in range(num_gpus)
     ]
-    for process in processes:
-        process.start()
-    send.close()
-    found: list[AllReduce] = []
-    with contextlib.suppress(EOFError):
-        if receive.poll(_TIMEOUT_S):
-            found = receive.recv()
-    for process in processes:
-        process.join(5.0)
-        if process.is_alive():
-            process.kill()
-    return found
+    try:
+        for process in processes:
+            process.start()
+        send.close()
+        found: list[AllReduce] = []
+        with contextlib.suppress(EOFError):
+            if receive.poll(_TIMEOUT_S):
+                found = receive.recv()
+        for process in processes:
+            process.join(5.0)
+        return found
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
 
 
 def _reduce(rank: int, num_gpus: int, is_cpu: bool, port: int, send: Any) -> None:

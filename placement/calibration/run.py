@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -83,11 +84,12 @@ def _measured(
     found: _Found, say: Say, num_threads: int | None, *, with_engine: bool
 ) -> list[Sample]:
     samples: list[Sample] = []
-    for value in _worker_lines(found.device, num_threads):
-        if "say" in value:
-            say(f"{found.name}: {value['say']}")
-        else:
-            samples.append(sample_from_json(value))
+    with closing(_worker_lines(found.device, num_threads)) as lines:  # ends the worker
+        for value in lines:
+            if "say" in value:
+                say(f"{found.name}: {value['say']}")
+            else:
+                samples.append(sample_from_json(value))
     group = 2 if found.is_cpu else found.count
     if group > 1:
         say(f"{found.name}: all-reduces over {group}")
@@ -103,7 +105,7 @@ def _measured(
     return samples
 
 
-def _worker_lines(device: str, num_threads: int | None) -> Iterator[dict[str, Any]]:
+def _worker_lines(device: str, num_threads: int | None) -> Generator[dict[str, Any]]:
     command = [sys.executable, "-m", "placement.calibration.worker", device]
     if num_threads:
         command.append(str(num_threads))

@@ -30,3 +30,15 @@ def test_a_profile_of_this_machine_serves_an_estimate(tmp_path: Path) -> None:
         check=True,
     )
     assert "shuntyard calibrate" in json.dumps(json.loads(shown.stdout))
+
+
+def test_sigterm_takes_the_worker_along() -> None:
+    command = [sys.executable, "-m", "server", "calibrate", "--no-engine", "--threads", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline()  # the worker's first words
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.terminate()
+        assert process.wait(60) == 143
+    assert children
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -57,12 +59,39 @@ def test_the_workers_samples_are_told_apart_from_what_it_says(
 ) -> None:
     pretend(monkeypatch, ["NVIDIA L4"])
     (found,) = run._devices()
-    lines = [{"say": "products"}, sample_json(Launch(seconds=1.0))]
-    monkeypatch.setattr(run, "_worker_lines", lambda device, threads: iter(lines))
+
+    def lines(device: str, num_threads: int | None) -> Generator[dict[str, Any]]:
+        yield {"say": "products"}
+        yield sample_json(Launch(seconds=1.0))
+
+    monkeypatch.setattr(run, "_worker_lines", lines)
     told: list[str] = []
     samples = run._measured(found, told.append, None, with_engine=True)
     assert samples == [Launch(seconds=1.0)]
     assert told == ["L4: products"]
+
+
+def test_a_worker_ends_with_the_measurement_that_is_broken_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(monkeypatch, ["NVIDIA L4"])
+    (found,) = run._devices()
+    ended: list[str] = []
+
+    def lines(device: str, num_threads: int | None) -> Generator[dict[str, Any]]:
+        try:
+            yield {"say": "products"}
+        finally:
+            ended.append(device)
+
+    def break_off(text: str) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(run, "_worker_lines", lines)
+    with pytest.raises(SystemExit) as held:  # with it the frame that has the lines
+        run._measured(found, break_off, None, with_engine=True)
+    assert ended == ["cuda:0"]
+    assert held.value.code is None
 
 
 class FakeEvent:

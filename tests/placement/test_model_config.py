@@ -204,6 +204,11 @@ def test_no_token_has_more_experts_than_there_are() -> None:
         changed("Qwen/Qwen3-30B-A3B", mlp_only_layers=3)
 
 
+def test_a_model_that_is_a_device_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="/dev/zero cannot be read: it is no regular file"):
+        find_model("/dev/zero")
+
+
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"no config\.json"):
         find_model(str(tmp_path))
@@ -228,6 +233,8 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
         ({"vocab_size": "many"}, "vocab_size: must be"),
         ({"num_key_value_heads": 7}, "num_key_value_heads: 7 must divide 32"),
         ({"hidden_size": 4097}, "hidden_size: 4097 is no multiple"),
+        ({"torch_dtype": "int3"}, "config.json: torch_dtype: 'int3' is not known"),
+        ({"dtype": 16}, "config.json: dtype: '16' is not known"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: must be true or false"),
     ],
 )

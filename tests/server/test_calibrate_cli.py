@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -28,9 +30,9 @@ def test_the_profile_is_written_and_progress_told(
     calls: list[dict], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "mine.yaml"
-    assert main(["calibrate", "--output", str(output), "--threads", "2", "--no-engine"]) == 0
+    assert main(["calibrate", "--output", str(output), "--threads", "1", "--no-engine"]) == 0
     assert output.read_text() == "gpus: {}\n"
-    assert calls == [{"num_threads": 2, "with_engine": False}]
+    assert calls == [{"num_threads": 1, "with_engine": False}]
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.splitlines()[0] == "measuring"
@@ -41,6 +43,11 @@ def test_the_profile_is_written_and_progress_told(
     ("arguments", "message"),
     [
         (["--threads", "0"], "--threads: must be at least 1"),
+        (
+            ["--threads", "100000"],
+            f"--threads: must be at most {os.cpu_count()}, the CPUs of this machine",
+        ),
+        (["--output", "/"], "--output: / is a folder, not a file"),
         (["--output", "/nowhere/x.yaml"], "--output: there is no folder /nowhere"),
     ],
 )
@@ -61,3 +68,23 @@ def test_a_failed_measurement_is_one_line(
     monkeypatch.setattr(run, "calibrate", fail)
     assert main(["calibrate", "--output", str(tmp_path / "x.yaml")]) == 1
     assert capsys.readouterr().err == "shuntyard: cuda:0 cannot be measured: out of memory\n"
+
+
+def test_sigterm_ends_the_measurement_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended = []
+
+    def measure(say: Say, **options: object) -> str:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            ended.append(True)
+        return "gpus: {}\n"
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(run, "calibrate", measure)
+    assert main(["calibrate", "--output", str(tmp_path / "x.yaml")]) == 143
+    assert ended
+    assert not (tmp_path / "x.yaml").exists()
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -155,6 +155,51 @@ def test_an_output_that_takes_no_answer_is_one_line(output: str, message: str) -
     assert (ended.returncode, ended.stderr) == (1, message)
 
 
+def test_a_reader_that_wants_no_more_is_no_error() -> None:
+    command = f"{{ {sys.executable} -m server hardware --json; echo $? >&2; }} | true"
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.stderr == "1\n"
+
+
+def test_an_interrupt_while_parts_are_imported_is_quiet() -> None:
+    program = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'placement.catalogue': signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv = ['shuntyard', 'hardware']\n"
+        "from server.__main__ import run\n"
+        "run()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_wrong_usage_is_one_line(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        plan(cluster, "--workload", "-5x3")
+    line = refused(capsys, ended.value.code)
+    assert line == "argument --workload: expected one argument; see shuntyard plan --help"
+
+
+@pytest.mark.parametrize("name", ["cluster", "hardware", "running"])
+def test_the_answer_overwrites_no_input(
+    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = cluster if name == "cluster" else tmp_path / "input"
+    path.write_text(CLUSTER)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    more = [] if name == "cluster" else [f"--{name}", str(path)]
+    line = refused(capsys, plan(cluster, *more, "--output", str(link)))
+    assert line == f"--output: would overwrite the file of --{name}"
+    assert path.read_text() == CLUSTER
+
+
 def test_an_interrupt_is_one_line(
     cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,6 +367,7 @@ def test_formats_of_the_model_are_overridden(cluster: Path, asked: list[dict[str
         (["--solver", "paper", "--beam", "1.5"], "--beam: '1.5' is no whole number"),
         (["--dtype", "bf61"], "--dtype: 'bf61' is not known"),
         (["--quantization", "aqw"], "--quantization: 'aqw' is not known; did you mean awq"),
+        (["--workload", "800x200@"], "--workload: '' is no rate in requests per second"),
         (["--hardware", "/nowhere.yaml"], "/nowhere.yaml: there is no such file"),
     ],
 )

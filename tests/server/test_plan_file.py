@@ -53,6 +53,20 @@ def test_the_answer_for_scripts_is_a_plan_too(path: Path) -> None:
         ({"pipelines": []}, r"plan\.json: pipelines"),
         ({"format": 2, "pipelines": []}, r"plan\.json: format"),
         (
+            {
+                "pipelines": [
+                    {
+                        "batch": 1,
+                        "throughput_rps": 1,
+                        "stages": [
+                            {"shape": "a", "gpu": "L4", "tp": 1, "layers": 4, "kv_bytes": 1e300}
+                        ],
+                    }
+                ]
+            },
+            r"stages\.0\.kv_bytes: Input should be less than or equal to 1000000000000000",
+        ),
+        (
             {"pipelines": [{"batch": 1, "throughput_rps": 1, "stages": [{"shape": "a"}]}]},
             r"plan\.json: pipelines\.0\.stages\.0\.gpu",
         ),
