@@ -17,7 +17,8 @@ from placement.hardware import Offer
 from placement.plan import Goal, Plan, PlannedPipeline
 
 Limit = Literal["memory", "engine", "slo", "pace"]
-_PRICE_STEPS = 7
+_PRICE_STEPS = 12
+_SAME_PRICE = 1e-4
 _NEARLY_FREE = 1e-3
 
 
@@ -56,7 +57,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryPrice:
-    """Below which price, in dollars per hour, an unused offer would be rented; None: not even for
+    """Up to which price, in dollars per hour, an unused offer would be rented; None: not even for
     nearly nothing."""
 
     offer: Offer
@@ -204,28 +205,44 @@ class _Asker:
         return Change(offer=offer, plan=plan, gain=self._gain(plan))
 
     def entry_price(self, index: int, until_s: float) -> EntryPrice | None:
-        """Between nearly nothing and its price, in halves; None when time is up."""
+        """Where the best fleet with the offer is worth as much as the plan; None when time is up.
+
+        The best fleet at a price below is as good as the plan up to a higher one. Above that price
+        another may still be better, and so on upwards: Dinkelbach's method (1967).
+        """
         offer = self.offers[index]
         self.on_progress(f"at which price {offer.label} would be rented")
-        low, high = _NEARLY_FREE * offer.price_usd_per_hour, offer.price_usd_per_hour
+        price, found = _NEARLY_FREE * offer.price_usd_per_hour, None
         try:
-            if not self._is_rented_at(index, low, until_s):
-                return EntryPrice(offer=offer, price_usd_per_hour=None)
             for _ in range(_PRICE_STEPS):
-                middle = (low + high) / 2
-                if self._is_rented_at(index, middle, until_s):
-                    low = middle
-                else:
-                    high = middle
+                higher = self._worth_renting_to(index, price, until_s)
+                if higher is None:
+                    break
+                found = max(higher, price)
+                price = found * (1 + _SAME_PRICE)
         except OutOfTime:
             return None
-        return EntryPrice(offer=offer, price_usd_per_hour=low)
+        return EntryPrice(offer=offer, price_usd_per_hour=found)
 
-    def _is_rented_at(self, index: int, price_usd_per_hour: float, until_s: float) -> bool:
+    def _worth_renting_to(
+        self, index: int, price_usd_per_hour: float, until_s: float
+    ) -> float | None:
+        """The price of an offer's machines up to which the fleet that rents them at this one is as
+        good as the plan, and within the goal's price; None if the best fleet rents none."""
         offers = list(self.offers)
         offers[index] = replace(offers[index], price_usd_per_hour=price_usd_per_hour)
         plan = self._answer(offers, until_s)
-        return plan is not None and num_used(plan, offers[index]) > 0
+        count = 0 if plan is None else num_used(plan, offers[index])
+        if plan is None or not count:
+            return None
+        goal, price = self.plan.goal, plan.price_usd_per_hour
+        if goal.objective == "cost-for-load":
+            room = self.plan.value - plan.value
+        else:
+            room = price * (plan.value / self.plan.value - 1)
+        if goal.max_price_usd_per_hour is not None:
+            room = min(room, goal.max_price_usd_per_hour - price)
+        return min(price_usd_per_hour + room / count, self.offers[index].price_usd_per_hour)
 
     def _answer(self, offers: Sequence[Offer], until_s: float) -> Plan | None:
         """None where nothing fits. Raises OutOfTime."""

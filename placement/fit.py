@@ -18,15 +18,23 @@ _REACH = 12.0
 
 
 def fit_positive(
-    loss: Loss, start: Sequence[float], *, num_restarts: int = 4, max_steps: int = 800
+    loss: Loss,
+    start: Sequence[float],
+    *,
+    most: Sequence[float] | None = None,
+    num_restarts: int = 4,
+    max_steps: int = 800,
 ) -> tuple[Vector, float]:
     """The parameters, all positive, of the least loss that is found from `start`, and that loss.
 
-    Each restart begins a new simplex at the best point so far. Losses that are not finite count as
-    infinite.
+    most: what each may be at most (default: e^12 times its start; none is further below its start
+    than that). Each restart begins a new simplex at the best point so far. Losses that are not
+    finite count as infinite.
     """
     centre = np.log(np.asarray(start, dtype=np.float64))
     low, high = centre - _REACH, centre + _REACH
+    if most is not None:
+        high = np.minimum(high, np.log(np.asarray(most, dtype=np.float64)))
 
     def at(point: Vector) -> float:
         with np.errstate(all="ignore"):

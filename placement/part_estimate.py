@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from placement.errors import Infeasible
+from placement.errors import Infeasible, InvalidInput
 from placement.estimator import Estimator, StageKind
+from placement.model import ModelSpec
 from placement.roofline import Pass, Quantity, decode_pass, mean_decode_context, prefill_pass
 
 
@@ -51,12 +52,16 @@ class PartEstimate:
 def estimate_part(estimator: Estimator, part: Part, batch: int | None = None) -> PartEstimate:
     """Time, memory and throughput of a part with `batch` requests (default: as many as fit).
 
-    A batch above `max_batch` is estimated all the same. Raises Infeasible if TP is impossible, or
-    if no batch is given and none fits.
+    A batch above `max_batch` is estimated all the same. Raises InvalidInput if TP is impossible,
+    Infeasible if no batch is given and none fits.
     """
     model, workload = estimator.model, estimator.workload
     if not model.allows_tp(part.kind.tp):
-        raise Infeasible(f"TP {part.kind.tp} cannot split {model.name} ({model.num_heads} heads)")
+        raise InvalidInput(
+            "tp",
+            f"{part.kind.tp} cannot split {model.name} ({model.num_heads} heads, "
+            f"{model.num_kv_heads} for keys and values); {_allowed_tps(model)} can",
+        )
     limit = max_part_batch(estimator, part)
     size = limit if batch is None else batch
     if size < 1:
@@ -81,6 +86,12 @@ def estimate_part(estimator: Estimator, part: Part, batch: int | None = None) ->
             for name in prefill_by
         },
     )
+
+
+def _allowed_tps(model: ModelSpec) -> str:
+    """`1, 2 and 4`"""
+    allowed = [str(tp) for tp in range(1, model.num_heads + 1) if model.allows_tp(tp)]
+    return " and ".join(filter(None, [", ".join(allowed[:-1]), allowed[-1]]))
 
 
 def max_part_batch(estimator: Estimator, part: Part) -> int:

@@ -207,6 +207,8 @@ def _explain(error: Any, model: type[pydantic.BaseModel]) -> str:
         return _WORDS[kind] + (shown if kind != "missing" else "")
     message = str(error["msg"]).removeprefix("Value error, ")
     context = error.get("ctx") or {}
+    if kind == "too_short":
+        return "must not be empty: nothing is listed"
     if kind == "greater_than_equal":
         return f"must be at least {_figure(context['ge'])}{shown}"
     if kind == "greater_than":

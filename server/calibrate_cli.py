@@ -22,9 +22,10 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         COMMAND,
         help="measure this machine for plan and estimate",
-        description="Measure each kind of GPU of this machine, or its CPU, in under two minutes "
-        "each, and write a hardware profile: effective TFLOPS and memory bandwidth, links, and "
-        "how its kernels differ from a roofline.",
+        description="Measure each kind of GPU of this machine, or its CPU, and write a hardware "
+        "profile: effective TFLOPS and memory bandwidth, links, and how its kernels differ from a "
+        "roofline. An idle machine of two cores takes about 65 s, a busy one several minutes, and "
+        "its figures may be refused.",
         epilog="Then: shuntyard estimate --hardware hardware.yaml … On a CPU with vLLM, the engine "
         "itself is timed too, over small models with random weights.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -48,6 +49,11 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="on a CPU, do not start the engine",
     )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="write the profile even where the measurements contradict each other",
+    )
 
 
 def run(flags: Mapping[str, Any]) -> int:
@@ -68,7 +74,12 @@ def run(flags: Mapping[str, Any]) -> int:
         from placement.calibration.run import calibrate  # imports torch
 
         with _ending_on_sigterm():
-            text = calibrate(_say, num_threads=threads, with_engine=not flags["no_engine"])
+            text = calibrate(
+                _say,
+                num_threads=threads,
+                with_engine=not flags["no_engine"],
+                takes_any_fit=flags["force"],
+            )
         output.write_text(text, encoding="utf-8")
     except PlacementError as error:
         return _complain(error.message, 1)

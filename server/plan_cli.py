@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +25,10 @@ from server.plan_json import (
     plan_answer,
     replan_answer,
 )
+from server.plan_notes import plan_notes
 from server.plan_picture import explanation_view, plan_view, printer, replan_view
-from server.plan_search import Say, read_search, silent
+from server.plan_progress import progress
+from server.plan_search import read_search, silent
 from server.running_plan import read_running
 
 
@@ -65,11 +66,9 @@ def planned(flags: Mapping[str, Any]) -> None:
     estimator, figures = plan_inputs.read_estimator(flags, model, workload, catalogue)
     offers = plan_inputs.read_offers(flags, catalogue, figures, goal)
     running = read_running(flags, estimator, offers)
-    say, done = _progress()
-    search = read_search(flags, estimator, goal, running, say)
     explanation = None
-    with clean_stdout(), contextlib.ExitStack() as ending:
-        ending.callback(done)
+    with clean_stdout(), progress(sys.stderr) as say:
+        search = read_search(flags, estimator, goal, running, say)
         try:
             plan, moves = search.find(offers, time_limit_s)
         except Unmet:
@@ -82,9 +81,12 @@ def planned(flags: Mapping[str, Any]) -> None:
     if flags["output"] is not None:
         formats = {name: flags.get(name) for name in FORMATS}
         write_plan(user_path(flags["output"]), plan, model, workload, formats)
+    notes = plan_notes(plan, catalogue, flags["dtype"])
     with answering():
         if flags["json"]:
             answer = plan_answer(plan)
+            if notes:
+                answer["notes"] = notes
             if running is not None and moves is not None:
                 answer["replan"] = replan_answer(moves, running.stops(moves, offers))
             if explanation is not None:
@@ -93,23 +95,14 @@ def planned(flags: Mapping[str, Any]) -> None:
             return
         console = printer()
         console.print(plan_view(plan, model, workload, console))
+        for note in notes:
+            console.print(f"note: {note}", style="yellow")
         if running is not None and moves is not None:
             console.print("")
             console.print(replan_view(moves, running.name, running.stops(moves, offers)))
         if explanation is not None:
             console.print("")
             console.print(explanation_view(explanation, plan))
-
-
-def _progress() -> tuple[Say, Callable[[], None]]:
-    """Takes lines of progress: one that changes on a terminal, none elsewhere. And its end."""
-    if not sys.stderr.isatty():
-        return lambda line: None, lambda: None
-
-    def say(line: object) -> None:
-        print(f"\r\x1b[2K{str(line)[:100]}", end="", file=sys.stderr, flush=True)
-
-    return say, lambda: print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def estimated(flags: Mapping[str, Any]) -> None:

@@ -294,11 +294,19 @@ def read_offers(flags: Flags, catalogue: Catalogue, figures: Figures, goal: Goal
         raise _wrong(
             "max_zone_share",
             f"{goal.max_zone_share:g} needs at least {math.ceil(1 / (goal.max_zone_share or 1))} "
-            f"zones; {path.name} has {len(zones)}"
+            f"zones; {path.name} has {_named(zones)}"
             if goal.max_zone_share
             else "must be above 0",
         )
     return offers
+
+
+def _named(zones: set[str]) -> str:
+    """How many zones there are, and which. Offers without a zone are together in one."""
+    names = sorted(zones - {""})
+    if "" in zones:
+        names.append("all offers without a zone, which count as one")
+    return f"{len(zones)} ({', '.join(names)})"
 
 
 def _check_slos(goal: Goal, workload: Workload, *, has_penalty: bool) -> None:

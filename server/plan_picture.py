@@ -128,7 +128,7 @@ def explanation_view(explanation: Explanation, plan: Plan) -> Group:
         if changes:
             parts += ["", Text(title, style="bold"), _changes(changes, objective)]
     if explanation.entry_prices:
-        parts += ["", Text("Unused offers would be rented below", style="bold")]
+        parts += ["", Text("Unused offers would be rented at this price or less", style="bold")]
         parts += [f"  {_entry(one)}" for one in explanation.entry_prices]
     if not explanation.is_whole:
         parts += ["", Text("note: --time-limit left no time for", style="yellow")]
@@ -373,9 +373,10 @@ def machines(plan: Plan) -> str:
 def _entry(one: EntryPrice) -> str:
     if one.price_usd_per_hour is None:
         return f"{one.offer.label}: no price, not even for nearly nothing"
+    # Rounded down: at the price that is shown it is rented.
+    price = math.floor(one.price_usd_per_hour * 1000) / 1000
     return (
-        f"{one.offer.label}: ${one.price_usd_per_hour:.2f} an hour "
-        f"(offered at ${one.offer.price_usd_per_hour:.2f})"
+        f"{one.offer.label}: ${price:.3f} an hour (offered at ${one.offer.price_usd_per_hour:.2f})"
     )
 
 

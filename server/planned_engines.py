@@ -79,7 +79,9 @@ def planned_engines(
 ) -> list[PlannedEngine]:
     """As `read_planned_engines`, of a plan for a model that is known to be right."""
     for number, pipeline in enumerate(plan.pipelines, start=1):
-        _check_runnable(number, pipeline)
+        reason = why_not_runnable(number, pipeline)
+        if reason is not None:
+            raise _refused(reason)
     formats = _formats(plan, engine_args)
     _check_settings(engine_args)
     environments = _environments(plan, machine)
@@ -115,32 +117,33 @@ def _check_model(plan: PlanFile, folder: Path) -> None:
         raise _refused(difference)
 
 
-def _check_runnable(number: int, pipeline: FilePipeline) -> None:
-    """Raises SettingsError for a pipeline that no single machine and engine of ours can be."""
+def why_not_runnable(number: int, pipeline: FilePipeline) -> str | None:
+    """Why no single machine and engine of ours can be this pipeline; None if one can."""
     stages = pipeline.stages
     nodes = {stage.node for stage in stages}
     if len(stages) > 1 and None in nodes:
-        raise _refused(
+        return (
             f"pipeline {number} does not say which stages share a machine; write the plan with "
             "`shuntyard plan --output`"
         )
     if len(nodes) > 1:
         shapes = ", ".join(dict.fromkeys(stage.shape for stage in stages))
-        raise _refused(
+        return (
             f"pipeline {number} spans {len(nodes)} machines ({shapes}), and {_LATER}; plan with "
             "machines that hold the model alone"
         )
     sizes = dict.fromkeys(stage.tp for stage in stages)
     if len(sizes) > 1:
-        raise _refused(
+        return (
             f"pipeline {number} has stages of TP {' and '.join(map(str, sizes))}; engines of this "
             "release have one TP for all stages"
         )
     if any(stage.gpu == _CPU for stage in stages) and (len(stages) > 1 or stages[0].tp > 1):
-        raise _refused(
+        return (
             f"pipeline {number} splits the model over CPUs, which engines of this release cannot; "
             "plan with gpus_per_node 1"
         )
+    return None
 
 
 def _formats(plan: PlanFile, engine_args: Mapping[str, Any]) -> dict[str, Any]:

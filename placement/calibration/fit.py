@@ -42,6 +42,16 @@ _COMPUTE_BOUND_ROWS = 512
 _CPU_COMPUTE_BOUND_ROWS = 128
 _ELEMENT_BYTES = 2.0
 
+# Nothing runs at more than so many times the rate that was measured of the device.
+_MOST_SHARE = 2.0
+# Above this, p of (compute^p + memory^p)^(1/p) is the roofline's max.
+_MOST_SHARPNESS = 64.0
+# Elements moved after a product for each of its elements, eager layers with all their copies.
+_MOST_TRAFFIC = 100.0
+# No fit is further off on an idle machine. Attention's own time is small beside that of products,
+# and its formula is rougher.
+_MOST_ERRORS = {"products": 0.25, "attention": 0.5, "engine": 0.25}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
@@ -55,6 +65,14 @@ class Calibrated:
     corrections: Corrections
     errors: dict[str, float]
     link: Link | None
+
+    @property
+    def doubts(self) -> dict[str, float]:
+        """Errors of fits that cannot be trusted, with the most that each may be off: what was
+        measured contradicts itself."""
+        return {
+            name: most for name, most in _MOST_ERRORS.items() if self.errors.get(name, 0) > most
+        }
 
 
 def fit_device(
@@ -128,7 +146,10 @@ def _fit_products(
         return np.asarray(matmul_s(gpu, by.matmul, m, n, k, num_bytes), dtype=np.float64)
 
     start = [1.1, 1.0, launch, 50.0, 3.0, 20.0]
-    return _fitted(at, estimate, start, _seconds(products))
+    seconds = _seconds(products)
+    longest = float(seconds.max())
+    most = [_MOST_SHARE, _MOST_SHARE, longest, float(k.max()), _MOST_SHARPNESS, float(n.max())]
+    return _fitted(at, estimate, start, seconds, most)
 
 
 def _fit_attention(
@@ -169,7 +190,10 @@ def _fit_attention(
         return np.array([*prompts, *tokens], dtype=np.float64)
 
     start = [0.5, 1.0, launch, 0.8, launch, launch / 100]
-    return _fitted(at, estimate, start, _seconds([*prefills, *decodes]))
+    seconds = _seconds([*prefills, *decodes])
+    longest = float(seconds.max())
+    most = [_MOST_SHARE, _MOST_SHARE, longest, _MOST_SHARE, longest, longest]
+    return _fitted(at, estimate, start, seconds, most)
 
 
 def _fit_passes(
@@ -191,7 +215,10 @@ def _fit_passes(
         return np.array([pass_s(gpu, by, one) for one in passes])
 
     start = [5e-5, 3.0, base.prefill_attention.flops_share, 0.8, 1e-6, 1e-3]
-    return _fitted(at, estimate, start, _seconds(passes))
+    seconds = _seconds(passes)
+    longest = float(seconds.max())
+    most = [longest, _MOST_TRAFFIC, _MOST_SHARE, _MOST_SHARE, longest, longest]
+    return _fitted(at, estimate, start, seconds, most)
 
 
 def pass_s(gpu: Gpu, by: Corrections, one: EnginePass) -> float:
@@ -231,8 +258,11 @@ def _fitted(
     estimate: Callable[[Corrections], Vector],
     start: Sequence[float],
     seconds: Vector,
+    most: Sequence[float],
 ) -> tuple[Corrections, float]:
-    values, error = fit_positive(lambda x: mean_log_error(estimate(at(x)), seconds), start)
+    values, error = fit_positive(
+        lambda x: mean_log_error(estimate(at(x)), seconds), start, most=most
+    )
     return at(values), error
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from placement.calibration.engine import DEPTHS, is_engine_there, measure_engine
-from placement.calibration.fit import fit_device
+from placement.calibration.fit import Calibrated, fit_device
 from placement.calibration.links import measure_links
 from placement.calibration.profile import Device, profile_yaml
 from placement.calibration.samples import Sample, sample_from_json
@@ -29,7 +29,7 @@ _TIMEOUT_S = 600.0
 
 
 class CalibrationFailed(PlacementError):
-    """A device could not be measured."""
+    """A device could not be measured, or the measurements contradict each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,16 @@ class _Found:
         return self.device == "cpu"
 
 
-def calibrate(say: Say, *, num_threads: int | None = None, with_engine: bool = True) -> str:
+def calibrate(
+    say: Say,
+    *,
+    num_threads: int | None = None,
+    with_engine: bool = True,
+    takes_any_fit: bool = False,
+) -> str:
     """The profile of this machine, as YAML. num_threads: of a CPU (default: as torch chooses).
 
-    Raises CalibrationFailed.
+    takes_any_fit: also where the measurements contradict each other. Raises CalibrationFailed.
     """
     devices = []
     for found in _devices():
@@ -68,6 +74,8 @@ def calibrate(say: Say, *, num_threads: int | None = None, with_engine: bool = T
             f"{found.name}: {result.flops / 1e12:.3g} TFLOPS, "
             f"{result.bandwidth / 1e9:.3g} GB/s; the fit is off by {errors}"
         )
+        if not takes_any_fit:
+            check_fit(found.name, result)
         devices.append(
             Device(
                 name=found.name,
@@ -78,6 +86,20 @@ def calibrate(say: Say, *, num_threads: int | None = None, with_engine: bool = T
             )
         )
     return profile_yaml(devices, source=_source(None, num_threads))
+
+
+def check_fit(name: str, found: Calibrated) -> None:
+    """Raises CalibrationFailed for a fit that is further off than on any idle machine."""
+    if found.doubts:
+        errors = ", ".join(
+            f"{what} {found.errors[what]:.0%} (limit {most:.0%})"
+            for what, most in found.doubts.items()
+        )
+        raise CalibrationFailed(
+            f"{name}: the measurements contradict each other, the fit is off by {errors}; nothing "
+            "is written. Measure while nothing else runs, and with as many --threads as there are "
+            "free cores; --force writes such a profile all the same"
+        )
 
 
 def _measured(

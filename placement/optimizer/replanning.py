@@ -101,7 +101,12 @@ def replan(
     Raises Infeasible and InvalidInput as `solve` does.
     """
     if not 0 <= start_up_s < horizon_s:
-        raise InvalidInput("start_up_s", f"must lie between 0 and the horizon of {horizon_s:g} s")
+        default = ", the default" if start_up_s == START_UP_S else ""
+        raise InvalidInput(
+            "start_up_s",
+            f"must lie between 0 and the horizon of {horizon_s:g} s, and is {start_up_s:g} s"
+            f"{default}",
+        )
     check_offers(offers, goal)
     clock = Clock(time_limit_s=time_limit_s, on_progress=on_progress)
     cluster = make_cluster(offers, estimator, goal)

@@ -214,7 +214,8 @@ class Search:
         return parts.take(self._is_open(parts))
 
     def _clip(self, boxes: Boxes) -> Boxes:
-        """Boxes without the limits that leave no room for a better value.
+        """Boxes without the limits that leave no room for a better value; those that keep none are
+        left out.
 
         Better means Σ θ below gain / (cost · best), so one θ is below that less the others' least.
         """
@@ -222,7 +223,8 @@ class Search:
             gain = self.gain[boxes.group] * boxes.factor
             room = gain / (boxes.cost * self._reached(boxes))
         others = boxes.least.sum(axis=1, keepdims=True) - boxes.least
-        return replace(boxes, most=np.minimum(boxes.most, room[:, None] - others))
+        boxes = replace(boxes, most=np.minimum(boxes.most, room[:, None] - others))
+        return boxes.take(np.asarray((boxes.least <= boxes.most * (1 + SLACK)).all(axis=1)))
 
     def _visit_single(self, rates: Rates, boxes: Boxes, stages: StageLayers) -> Boxes:
         """Boxes of one batch: their limits drawn in to stage times that are possible."""

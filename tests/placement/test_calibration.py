@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,24 @@ def test_the_device_is_recovered_from_its_samples() -> None:
     assert corrections.matmul.bandwidth_share * found.bandwidth == pytest.approx(5e10, rel=0.02)
     assert corrections.step_s == pytest.approx(1e-3, rel=0.2)
     assert corrections.elementwise.launch_s == pytest.approx(8e-5, rel=0.1)
+
+
+def test_measurements_that_contradict_each_other_are_doubted_and_give_no_absurd_share() -> None:
+    samples = made_samples()
+    noise = random.Random(7)
+    noisy = [
+        replace(one, seconds=one.seconds * noise.choice((1.0, 10.0, 100.0)))
+        if isinstance(one, Matmul)
+        else one
+        for one in samples
+    ]
+    found = fit_device(noisy, num_processors=0, is_cpu=True, source="test")
+    assert found.errors["products"] > 0.25
+    assert found.doubts == {"products": 0.25}
+    matmul = found.corrections.matmul
+    assert max(matmul.flops_share, matmul.bandwidth_share) <= 2.0 + 1e-9
+    assert matmul.sharpness <= 64.0 + 1e-9
+    assert fit_device(samples, num_processors=0, is_cpu=True, source="test").doubts == {}
 
 
 def test_links_follow_equation_3() -> None:

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from placement.calibration import run
+from placement.calibration.fit import Calibrated
 from placement.calibration.samples import Launch, sample_json
 from placement.calibration.stopwatch import cuda_stopwatch
+from placement.kernel_corrections import Corrections
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
@@ -92,6 +94,32 @@ def test_a_worker_ends_with_the_measurement_that_is_broken_off(
         run._measured(found, break_off, None, with_engine=True)
     assert ended == ["cuda:0"]
     assert held.value.code is None
+
+
+@pytest.mark.parametrize("takes_any_fit", [False, True])
+def test_a_fit_that_is_far_off_is_written_only_if_told_so(
+    monkeypatch: pytest.MonkeyPatch, takes_any_fit: bool
+) -> None:
+    pretend(monkeypatch, [])
+    found = Calibrated(
+        flops=1e12,
+        bandwidth=1e10,
+        corrections=Corrections(),
+        errors={"products": 0.81, "attention": 0.18, "engine": 1.0},
+        link=None,
+    )
+    monkeypatch.setattr(run, "_measured", lambda *_, **__: [])
+    monkeypatch.setattr(run, "fit_device", lambda *_, **__: found)
+    told: list[str] = []
+    if takes_any_fit:
+        assert "gpus:" in run.calibrate(told.append, takes_any_fit=True)
+    else:
+        message = (
+            r"cpu: .* products 81% \(limit 25%\), engine 100% \(limit 25%\); .*--threads.*--force"
+        )
+        with pytest.raises(run.CalibrationFailed, match=message):
+            run.calibrate(told.append)
+    assert "products 81%" in told[-1]
 
 
 class FakeEvent:

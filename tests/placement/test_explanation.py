@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from placement import optimizer
 from placement.errors import Infeasible, OutOfTime
 from placement.estimator import Estimator
 from placement.explanation import Explanation, binding, explain, num_used
@@ -54,8 +55,38 @@ def test_more_and_less_of_each_offer_and_the_price_of_entry() -> None:
         one: plans.pipeline(ESTIMATOR, (one, 4, 64, 0)).estimate.throughput_rps for one in offers
     }
     exact = ratio[unused] / ratio[used] * used.price_usd_per_hour
-    assert entry.price_usd_per_hour <= exact
-    assert entry.price_usd_per_hour == pytest.approx(exact, rel=0.02)
+    assert entry.price_usd_per_hour == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        Goal(),
+        Goal(objective="cost-for-load", load_rps=1.0),
+        Goal(max_price_usd_per_hour=5.0),
+    ],
+)
+def test_an_unused_offer_is_rented_just_below_its_price_of_entry_and_not_above(goal: Goal) -> None:
+    offers = [
+        plans.offer("g6.12xlarge", 1),
+        plans.offer("g5.12xlarge", 2, price_usd_per_hour=20.0),
+    ]
+
+    def solve(those: Sequence[Offer], /, *, time_limit_s: float = 60.0) -> Plan:
+        return optimizer.solve(those, ESTIMATOR, goal, time_limit_s=time_limit_s)
+
+    plan = solve(offers)
+    [entry] = explain(plan, offers, ESTIMATOR, solve).entry_prices
+    assert entry.price_usd_per_hour is not None
+
+    def is_rented_at(share: float) -> bool:
+        price = entry.price_usd_per_hour
+        assert price is not None
+        offer = replace(entry.offer, price_usd_per_hour=price * share)
+        return num_used(solve([*(one for one in offers if one != entry.offer), offer]), offer) > 0
+
+    assert is_rented_at(0.999)
+    assert not is_rented_at(1.001)
 
 
 def test_gains_count_for_the_better() -> None:
@@ -116,14 +147,14 @@ def explained(searching: Searching, time_limit_s: float) -> Explanation:
 
 
 def test_each_kind_of_question_has_its_share_of_the_time() -> None:
-    """Ten questions of a second: one less, two more, eight for a price."""
+    """Five questions of a second: one less, two more, two for a price."""
     whole = explained(Searching(1.0), 30.0)
     assert whole.is_whole
     found = explained(searching := Searching(1.0), 12.0)
     assert searching.limits[:3] == [4.0, 7.0, 6.0]
     assert found.is_whole
-    # Two seconds each: what was left for the price is told to be too little.
-    found = explained(Searching(1.0), 6.0)
+    # 1.5 s each: what was left for the price is told to be too little.
+    found = explained(Searching(1.0), 4.5)
     assert (len(found.one_less), len(found.one_more), found.entry_prices) == (1, 2, ())
     assert found.left_out == {
         "one_less": (),

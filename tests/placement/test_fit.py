@@ -35,6 +35,11 @@ def test_a_parameter_without_effect_stays_in_reach() -> None:
     assert np.all(np.abs(np.log(values)) <= 12.0 + 1e-9)
 
 
+def test_a_bound_is_kept_where_more_would_fit_better() -> None:
+    values, _ = fit_positive(lambda values: abs(float(values[0]) - 5.0), [1.0], most=[2.0])
+    assert values == pytest.approx([2.0])
+
+
 def test_losses_that_are_no_numbers_are_avoided() -> None:
     def loss(values: Vector) -> float:
         return float("nan") if values[0] > 5.0 else abs(float(values[0]) - 4.0)

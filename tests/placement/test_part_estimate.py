@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from placement.errors import Infeasible
+from placement.errors import Infeasible, InvalidInput
 from placement.estimator import PAPER, Estimator, Stage, StageKind
 from placement.hardware import Gpu, Link, Shape
 from placement.model import ModelSpec
@@ -110,5 +110,5 @@ def test_what_does_not_fit_says_by_how_much() -> None:
 
 
 def test_an_impossible_split_is_refused() -> None:
-    with pytest.raises(Infeasible, match="TP 3 cannot split small"):
+    with pytest.raises(InvalidInput, match=r"tp: 3 cannot split small .*; 1, 2 and 4 can"):
         estimate_part(ESTIMATOR, part(tp=3), batch=1)

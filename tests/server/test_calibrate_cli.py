@@ -32,11 +32,16 @@ def test_the_profile_is_written_and_progress_told(
     output = tmp_path / "mine.yaml"
     assert main(["calibrate", "--output", str(output), "--threads", "1", "--no-engine"]) == 0
     assert output.read_text() == "gpus: {}\n"
-    assert calls == [{"num_threads": 1, "with_engine": False}]
+    assert calls == [{"num_threads": 1, "with_engine": False, "takes_any_fit": False}]
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.splitlines()[0] == "measuring"
     assert "mine.yaml written" in told.err
+
+
+def test_any_fit_is_taken_where_told(calls: list[dict], tmp_path: Path) -> None:
+    assert main(["calibrate", "--force", "--output", str(tmp_path / "mine.yaml")]) == 0
+    assert calls == [{"num_threads": None, "with_engine": True, "takes_any_fit": True}]
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,11 @@ def test_formats_of_the_model_are_overridden(cluster: Path, asked: list[dict[str
         (["--max-price", "cheap"], "--max-price: 'cheap' is no number"),
         (["--max-price", "nan"], "--max-price: 'nan' is no number"),
         (["--on-demand-share", "1.5"], "--on-demand-share: must lie between 0 and 1"),
-        (["--max-zone-share", "0.3"], "--max-zone-share: 0.3 needs at least 4 zones; cluster.yaml"),
+        (
+            ["--max-zone-share", "0.3"],
+            "--max-zone-share: 0.3 needs at least 4 zones; cluster.yaml has 2 (use1-az1, all "
+            "offers without a zone, which count as one)",
+        ),
         (["--max-zone-share", "0"], "--max-zone-share: must be above 0"),
         (["--load", "3"], "--load: is for --objective cost-for-load"),
         (
@@ -395,6 +399,7 @@ def test_a_wrong_flag_is_one_line_that_names_it(
             "line 2: offers.0.cuont: there is no",
         ),
         ("offers: [", "cluster.yaml, line 1: is not YAML"),
+        ("offers: []", "cluster.yaml, line 1: offers: must not be empty: nothing is listed"),
     ],
 )
 @pytest.mark.usefixtures("asked")
@@ -545,7 +550,7 @@ def test_an_estimate_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (["--gpu", "L4", "--tp", "65"], "--tp: must be at most 64, not 65"),
         (["--gpu", "L4", "--tp", "²"], "--tp: '²' is no whole number"),
         (["--gpu", "L4", "--tp", "0"], "--tp: must be at least 1, not 0"),
-        (["--gpu", "L4", "--tp", "3"], "TP 3 cannot split Qwen/Qwen3-32B (64 heads)"),
+        (["--gpu", "L4", "--tp", "3"], "--tp: 3 cannot split Qwen/Qwen3-32B (64 heads, 8 for keys"),
         (["--gpu", "L4", "--layers", "65"], "--layers: Qwen/Qwen3-32B has 64, not 65"),
         (["--gpu", "L4", "--batch", "many"], "--batch: 'many' is no whole number"),
         (["--gpu", "L4"], "64 layers of Qwen/Qwen3-32B do not fit 1 × L4"),

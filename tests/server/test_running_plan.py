@@ -211,7 +211,10 @@ def test_a_wrong_running_plan_is_one_line_that_names_the_field(
         (["--lost", "1,"], "--lost: '' is no number of a pipeline"),
         (["--lost", "9" * 5000], "--lost: '99999999999999999999' is no number of a pipeline"),
         (["--start-up", "2h"], "--start-up: must lie between 0 and the horizon of 3600 s"),
-        (["--horizon", "1m"], "--start-up: must lie between 0 and the horizon of 60 s"),
+        (
+            ["--horizon", "1m"],
+            "--start-up: must lie between 0 and the horizon of 60 s, and is 111.3 s",
+        ),
         (["--horizon", "soon"], "--horizon: 'soon' is no time"),
         (["--solver", "paper"], "--running: is not known to the paper's search"),
         (["--dtype", "float16"], "--running: running.json: model.dtype: it was planned without"),

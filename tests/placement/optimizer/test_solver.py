@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import pytest
 
+from placement.catalogue import shipped_catalogue
 from placement.corrections import CALIBRATED
 from placement.errors import Infeasible, InvalidInput
 from placement.estimator import PAPER, Estimator, Fidelity
 from placement.hardware import Gpu, Link, Offer, Shape
+from placement.model_catalogue import find_model
 from placement.optimizer import solve, solve_paper
 from placement.optimizer.clock import Clock
 from placement.plan import Goal, Objective, Plan
@@ -84,6 +86,19 @@ def test_offers_that_mean_nothing_are_named(bad: Offer, field: str) -> None:
 
 def unpriced(one: Offer) -> Offer:
     return replace(one, price_usd_per_hour=0.0)
+
+
+def test_a_model_that_is_small_for_machines_without_a_price_divides_by_nothing() -> None:
+    """Warnings are errors here."""
+    tiny = find_model("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert tiny is not None
+    shape = shipped_catalogue().bare_shape("cpu", 1, "calibrated")
+    workload = Workload(input_tokens=200, output_tokens=50)
+    estimator = Estimator(model=tiny, workload=workload, fidelity=CALIBRATED)
+    offers = [Offer(shape=shape, count=2, price_usd_per_hour=0.0)]
+    plan = solve(offers, estimator, Goal(objective="throughput"))
+    assert len(plan.pipelines) == 2
+    assert plan.gap == 0
 
 
 @pytest.mark.parametrize("counts", [(2, 6), (6, 8)], ids=["listed", "generated"])
