@@ -117,7 +117,8 @@ class Generation:
             replace(self.cluster, goal=replace(goal, objective="throughput", load_rps=None)),
             self.clock,
         )
-        without.pool = self.pool
+        # The same columns, packed without the load.
+        without.pool.columns = self.pool.columns
         without._linear(Aim(rps_worth=1.0, price_worth=0.0), sign=1)
 
     def _ratio(self) -> float:
