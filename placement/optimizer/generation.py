@@ -28,6 +28,8 @@ from placement.roofline import Array
 _TOLERANCE = 1e-9
 # Classes without a dual price cost this share of the mean, so that ratios stay finite.
 _LEAST_COST = 1e-7
+# The mean where nothing has a price: what is divided by it stays finite.
+_NO_COST = 1e-200
 _MAX_ROUNDS = 200
 # Share of the duals of the best bound in those that are priced next: the program's alone jump far
 # (Wentges, Weighted Dantzig-Wolfe decomposition, 1997).
@@ -174,7 +176,7 @@ def _improve(
     cluster, goal = pool.cluster, pool.cluster.goal
     duals = packing.duals(dual_values)
     costs = np.maximum(duals.counts, 0) + (aim.price_worth + duals.price) * cluster.prices
-    floored = np.maximum(costs, _LEAST_COST * max(float(costs.mean()), 1e-300))
+    floored = np.maximum(costs, _LEAST_COST * max(float(costs.mean()), _NO_COST))
     # Duals that are too high all over can be lowered, but for those that prices set a floor.
     least = 1.0 if aim.price_worth + duals.price else _LEAST_EXCESS
     num_new, excess, most_worth = 0, least, 0.0
