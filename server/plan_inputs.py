@@ -16,6 +16,7 @@ from placement.cluster import read_cluster
 from placement.corrections import CALIBRATED, calibrated_fidelity
 from placement.errors import (
     InvalidInput,
+    OutOfTime,
     PlacementError,
     Unmet,
     UnreadableFile,
@@ -76,6 +77,8 @@ def shown(error: PlacementError) -> str:
     if isinstance(error, Unmet):
         for name in error.nearest:
             message = message.replace(f"{name} ", f"{_FLAGS[name]} ")
+    if isinstance(error, OutOfTime):
+        message = message.replace("time limit", "--time-limit")
     line = " ".join(message.split())
     return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
 

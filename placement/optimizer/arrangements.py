@@ -6,7 +6,7 @@ at least as fast in every limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -74,21 +74,29 @@ class Arranger:
     """Arranges machines within the stages' limits of one box of one batch.
 
     stages: of that box alone. shares: [limit, part, shape, tp], of `LatencyLimits.part_shares`.
-    max_share: arrangements beyond are of no interest.
+    max_share: arrangements beyond are of no interest. is_over: when to raise TimeoutError.
     """
 
-    def __init__(self, rates: Rates, stages: StageLayers, shares: Array, max_share: float) -> None:
+    def __init__(
+        self,
+        rates: Rates,
+        stages: StageLayers,
+        shares: Array,
+        max_share: float,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.rates = rates
         self.layers = stages.layers[0]
         self.depth = int(stages.deep[0])
         self.shares = shares
         self.max_share = max_share
+        self.is_over = is_over
         self._cuts: dict[tuple[int, int], _Front[_Cut]] = {}
 
     def best(self, counts: Ints, shapes: Ints) -> Arrangement | None:
         """The arrangement of (some of) these machines with the least largest share, if any.
 
-        counts, shapes: [class].
+        counts, shapes: [class]. Raises TimeoutError.
         """
         depth, num_layers = self.depth, self.rates.num_layers
         front: _Front[tuple[tuple[Machine, _Cut], ...]] = _Front(self.max_share)
@@ -120,6 +128,7 @@ class Arranger:
         new: _Front[tuple[tuple[Machine, _Cut], ...]] = _Front(self.max_share)
         depth = self.depth
         for (state, layers, num), shares, laid in front:
+            self._check_time()
             new.add((state, layers, num), shares, laid)
             for place, befores in BEFORE.items():
                 if state not in befores:
@@ -131,6 +140,10 @@ class Arranger:
                         entry = (*laid, (machine, cut))
                         new.add((state | place, total, total_stages), _sum(shares, added), entry)
         return new
+
+    def _check_time(self) -> None:
+        if self.is_over():
+            raise TimeoutError
 
     def cuts(self, shape: int, place: int) -> _Front[_Cut]:
         """Ways to lay so many (layers, stages) over one machine."""
@@ -145,6 +158,7 @@ class Arranger:
 
         def close(before: _Cut, shares: Shares, layers: int, left: int) -> None:
             for tp, num, last in self._stages(shape, CLOSING[place], left):
+                self._check_time()
                 for (more, stages), between, cut in near[left - tp]:
                     key = (layers + num + more, len(before) + stages + 1)
                     if key[0] <= self.rates.num_layers:
@@ -170,6 +184,7 @@ class Arranger:
             front: _Front[_Cut] = _Front(self.max_share)
             front.add((0, 0), (0.0,) * len(self.shares), ())
             for tp, num, shares in self._stages(shape, NEAR_STAGE, gpus):
+                self._check_time()
                 for (layers, stages), before, cut in fronts[gpus - tp]:
                     if layers + num <= self.rates.num_layers:
                         key = self._key((layers + num, stages + 1))

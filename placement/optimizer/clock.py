@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from placement.errors import Infeasible, OutOfTime, Unmet
 
@@ -27,6 +27,11 @@ class Clock:
     def is_over(self) -> bool:
         return self.passed_s > self.time_limit_s
 
+    def half(self) -> Clock:
+        """A clock for half of the time that is left. It may be given more, by its limit."""
+        middle_s = (self.passed_s + self.time_limit_s) / 2
+        return replace(self, time_limit_s=min(middle_s, self.time_limit_s))
+
     def tell(self, value: float, bound: float) -> None:
         if self.on_progress is not None:
             self.on_progress(value, bound)
@@ -35,5 +40,7 @@ class Clock:
 def nothing_meets(clock: Clock) -> Infeasible:
     """The error where machines hold the model and yet no fleet meets the goal."""
     if clock.is_over():
-        return OutOfTime(f"no fleet was found in {clock.time_limit_s:.0f} s")
+        return OutOfTime(
+            f"no fleet was found in {clock.time_limit_s:.3g} s; give it a longer time limit"
+        )
     return Unmet("no fleet of these offers meets the goal")

@@ -28,6 +28,8 @@ from placement.roofline import Array
 _TOLERANCE = 1e-9
 # Classes without a dual price cost this share of the mean, so that ratios stay finite.
 _LEAST_COST = 1e-7
+# The mean where nothing has a price: what is divided by it stays finite.
+_NO_COST = 1e-200
 _MAX_ROUNDS = 200
 # Share of the duals of the best bound in those that are priced next: the program's alone jump far
 # (Wentges, Weighted Dantzig-Wolfe decomposition, 1997).
@@ -121,7 +123,7 @@ def generate(
 
     best: what is proven so far for the same aim.
     """
-    smoothing = _SMOOTHING
+    smoothing, roughest = _SMOOTHING, _ROUGHEST
     for _ in range(_MAX_ROUNDS):
         packing = pool.packing
         program = packing.program(aim.profit(packing))
@@ -136,13 +138,18 @@ def generate(
             break
         share = 1.0 if best is None else smoothing
         duals = share * known + (1 - share) * solution.duals
-        rough = min(max(_GAP_SHARE * gap, tolerance / 2), _ROUGHEST)
+        rough = min(max(_GAP_SHARE * gap, tolerance / 2), roughest)
         relaxed, num_new = _improve(pool, packing, program, duals, aim, rough, is_over)
         is_better = best is None or relaxed.bound < best.bound
         if is_better:
             best = relaxed
-        if is_over() or (num_new == 0 and not is_better and smoothing == 0.0):
+        if is_over():
             break
+        if num_new == 0 and not is_better and smoothing == 0.0:
+            if rough <= tolerance / 2:
+                break
+            # What is missing may be worth less than pricing has told apart.
+            roughest = rough / 4
         # Duals in between are worth something as long as they lead on.
         smoothing = _SMOOTHING if num_new or is_better else 0.0
     return best
@@ -166,10 +173,10 @@ def _improve(
     is_over: Callable[[], bool],
 ) -> tuple[Relaxed, int]:
     """One round of pricing in every pool of classes: the bound, and how many columns are new."""
-    cluster = pool.cluster
+    cluster, goal = pool.cluster, pool.cluster.goal
     duals = packing.duals(dual_values)
     costs = np.maximum(duals.counts, 0) + (aim.price_worth + duals.price) * cluster.prices
-    floored = np.maximum(costs, _LEAST_COST * max(float(costs.mean()), 1e-300))
+    floored = np.maximum(costs, _LEAST_COST * max(float(costs.mean()), _NO_COST))
     # Duals that are too high all over can be lowered, but for those that prices set a floor.
     least = 1.0 if aim.price_worth + duals.price else _LEAST_EXCESS
     num_new, excess, most_worth = 0, least, 0.0
@@ -183,12 +190,18 @@ def _improve(
             floored,
             floor=least / worth,
             tolerance=tolerance,
-            cap_rps=np.inf if aim.rps_worth else cluster.goal.load_rps or np.inf,
+            cap_rps=np.inf if aim.rps_worth else goal.load_rps or np.inf,
             is_over=is_over,
         )
         num_new += pool.add(priced.columns)
         excess = max(excess, priced.bound * worth)
     slack = float(cluster.counts @ (excess * floored - costs))
+    if goal.max_price_usd_per_hour is not None:
+        # What dollars are worth may be raised instead of what each machine is.
+        budget = goal.max_price_usd_per_hour * (aim.price_worth + duals.price)
+        owned = float(cluster.counts @ np.maximum(duals.counts, 0))
+        spare = float(cluster.counts @ (floored - costs))
+        slack = min(slack, (excess - 1) * (owned + budget) + excess * spare)
     if aim.rps_worth == 0 and not duals.on_demand and not any(duals.zones.values()):
         # All worth is the load's: it may be lowered instead of costs raised.
         slack = min(

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from placement.optimizer.ceilings import machine_rps
 from placement.optimizer.clock import Clock, nothing_meets
 from placement.optimizer.cluster import Cluster
 from placement.optimizer.columns import Chosen, found_columns, search_sets
 from placement.optimizer.fleet import Fleet, best_fleet
 from placement.optimizer.generation import Aim, Pool, Relaxed, generate, greedy_columns
 from placement.optimizer.pricing import best_ratio
+from placement.optimizer.rates import Ints
 from placement.optimizer.search import TOLERANCE
 
 # Columns are sought to these shares of the bound, one after another; the next only as long as the
@@ -24,6 +26,8 @@ _MAX_RATIO_STEPS = 20
 _ROUGH = 0.02
 # With so many sets of machines or fewer, those that could close the gap are searched one by one.
 _MAX_CLOSED = 2000
+# So many are looked through for those.
+_MAX_SIFTED = 200_000
 
 
 class Generation:
@@ -36,7 +40,9 @@ class Generation:
         self.fleet: Fleet | None = None
 
     def run(self) -> tuple[Chosen, Fleet]:
-        self.pool.add(greedy_columns(self.cluster, self.clock.is_over))
+        """Where time was over, another call starts from the columns that were found."""
+        if not self.pool.columns:
+            self.pool.add(greedy_columns(self.cluster, self.clock.is_over))
         objective = self.cluster.goal.objective
         if objective == "throughput":
             bound = self._linear(Aim(rps_worth=1.0, price_worth=0.0), sign=1)
@@ -89,11 +95,13 @@ class Generation:
         a better fleet costs at most the gap more.
         """
         cluster = self.cluster
-        if cluster.num_sets() > _MAX_CLOSED or cluster.goal.max_zone_share < 1:
+        if cluster.goal.max_zone_share < 1 or cluster.goal.on_demand_share > 0:
             return False
-        if cluster.goal.on_demand_share > 0 or not aim.rps_worth:
+        if not aim.rps_worth:
             return False
-        sets = cluster.sets()
+        sets = self._open_sets(relaxed, worth)
+        if sets is None:
+            return False
         search = search_sets(cluster, sets)
         # Roughly at first: a better fleet leaves fewer sets to be searched to the end.
         for search.tolerance in (_ROUGH, TOLERANCE):
@@ -104,6 +112,19 @@ class Generation:
             fleet = best_fleet(self.pool.packing)
             worth = worth if fleet is None else max(worth, fleet.value)
         return not self.clock.is_over()
+
+    def _open_sets(self, relaxed: Relaxed, worth: float) -> Ints | None:
+        """[set, class]: those of which a better fleet may have a pipeline; None if too many."""
+        cluster, budget = self.cluster, self.cluster.goal.max_price_usd_per_hour
+        if cluster.num_sets() > _MAX_SIFTED:
+            return None
+        sets = cluster.sets()
+        if budget is not None:
+            sets = sets[sets @ cluster.prices <= budget * (1 + TOLERANCE)]
+        most_rps = sets @ machine_rps(cluster)
+        least_rps = (sets @ relaxed.costs - (relaxed.bound - worth)) / relaxed.worth
+        sets = sets[most_rps * (1 + TOLERANCE) >= least_rps]
+        return sets if len(sets) <= _MAX_CLOSED else None
 
     def _reach_load(self) -> None:
         """Generate columns for throughput until a fleet meets the goal's limits.
@@ -117,7 +138,8 @@ class Generation:
             replace(self.cluster, goal=replace(goal, objective="throughput", load_rps=None)),
             self.clock,
         )
-        without.pool = self.pool
+        # The same columns, packed without the load.
+        without.pool.columns = self.pool.columns
         without._linear(Aim(rps_worth=1.0, price_worth=0.0), sign=1)
 
     def _ratio(self) -> float:

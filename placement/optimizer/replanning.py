@@ -23,7 +23,7 @@ from placement.optimizer.fleet import Fleet, best_fleet, make_packing
 from placement.optimizer.large import Generation
 from placement.optimizer.machines import check_offers
 from placement.optimizer.shortage import does_not_fit, fits
-from placement.optimizer.solver import MAX_CLOSED, all_columns
+from placement.optimizer.solver import MAX_CLOSED, Listing
 from placement.plan import Goal, Plan, PlannedPipeline
 from placement.roofline import Array
 
@@ -211,7 +211,7 @@ def _new_columns(
 ) -> tuple[list[Column], float | None]:
     """Pipelines that might be started, and a bound; None where the columns are all there are."""
     if cluster.num_sets() <= MAX_CLOSED:
-        columns = all_columns(cluster, clock)
+        columns = Listing(cluster, clock).columns()
         return columns, ceiling(cluster) if clock.is_over() else None
     beside = _columns_beside(
         cluster, old, replace(clock, time_limit_s=clock.time_limit_s / 2, on_progress=None)

@@ -134,6 +134,9 @@ class Search:
         self.bound = np.zeros(len(gain))
         self.points: list[Point | None] = [None] * len(gain)
         self.seen: dict[tuple[int, int], tuple[float, Point]] = {}
+        self._is_over: Callable[[], bool] = lambda: False
+        # Where a run was cut off: its boxes, and the bounds without them.
+        self._left: tuple[Boxes, Array] | None = None
 
     def run(
         self,
@@ -141,15 +144,18 @@ class Search:
         *,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Search all pipelines. is_over: asked between rounds whether to stop."""
+        """Search all pipelines; those that are left, if the last run was cut off.
+
+        is_over: asked whether to stop, between rounds and between slow steps of one.
+        """
         if rates.max_batch < 1:
             return
-        boxes = whole(rates, np.arange(len(self.gain)))
-        if not self.covers.is_given and self.latency is None and not is_over():
-            self._seed(rates, boxes)
+        self._is_over = is_over
+        boxes = self._begin(rates)
         while len(boxes):
             bounds = self._bounds(boxes)
             if is_over():
+                self._left = boxes, self.bound.copy()
                 np.maximum.at(self.bound, boxes.group, bounds)
                 break
             chosen = _highest(bounds, _BOXES_PER_ROUND) | _highest(
@@ -162,6 +168,17 @@ class Search:
             rates.hints.extend(point.hint for point in self.points_of_interest()[-_HINTS_KEPT:])
         reached = np.maximum(self.best, self.floor) * (1 + self._given_away)
         self.bound = np.maximum(self.bound, reached)
+
+    def _begin(self, rates: Rates) -> Boxes:
+        """The boxes to be searched."""
+        if self._left is not None:
+            boxes, self.bound = self._left
+            self._left = None
+            return boxes.take(self._is_open(boxes))
+        boxes = whole(rates, np.arange(len(self.gain)))
+        if not self.covers.is_given and self.latency is None and not self._is_over():
+            self._seed(rates, boxes)
+        return boxes
 
     @property
     def _given_away(self) -> float:
@@ -359,8 +376,13 @@ class Search:
                 factor[row] = 0.0
                 continue
             counts = self._counts(rates, int(boxes.group[row]), stages.take(one))
-            arranger = Arranger(rates, stages.take(one), shares[row], latency.max_share)
-            found = arranger.best(counts, self.covers.shapes)
+            arranger = Arranger(
+                rates, stages.take(one), shares[row], latency.max_share, self._is_over
+            )
+            try:
+                found = arranger.best(counts, self.covers.shapes)
+            except TimeoutError:
+                break
             reached = 0.0 if found is None else float(latency.factor(np.array(found.share)))
             if is_given:
                 factor[row] = min(factor[row], reached)

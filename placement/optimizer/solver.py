@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from placement.errors import OutOfTime
 from placement.estimator import Estimator
 from placement.hardware import Offer
 from placement.optimizer.ceilings import ceiling
@@ -79,19 +82,38 @@ def _tighter(fleet: Fleet, goal: Goal, other: float) -> float:
 def _choose_within(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
     """The best fleet within latencies that are sums over stages, which are hard to bound.
 
-    Often they bind nothing. So the best fleet without them is sought first, for half of the time:
-    if it keeps them, it is the best with them too; if not, its bound still holds.
+    Often they bind nothing. So the best fleet without them is sought first: if it keeps them, it is
+    the best with them too; if not, its bound still holds. After half of the time this goes on only
+    as long as what it finds keeps them.
     """
     if cluster.latency is None or not cluster.latency.has_sums:
-        return _choose(cluster, clock)
-    goal = cluster.goal
-    loose = _without_sums(cluster)
-    half = replace(clock, time_limit_s=clock.time_limit_s / 2)
-    chosen, free = _choose(loose, half)
-    if all(goal.latency_factor(column.estimate) == 1 for column, _ in chosen):
-        return chosen, free
-    chosen, fleet = _choose(cluster, clock)
-    return chosen, replace(fleet, bound=_tighter(fleet, goal, free.bound))
+        return _method(cluster, clock)()
+    goal, half = cluster.goal, clock.half()
+    search = _method(_without_sums(cluster), half)
+    kept: tuple[Chosen, Fleet] | None = None
+    bound = 0.0 if goal.objective == "cost-for-load" else np.inf
+    with contextlib.suppress(OutOfTime):
+        chosen, free = search()
+        while all(goal.latency_factor(column.estimate) == 1 for column, _ in chosen):
+            if not half.is_over() or clock.is_over():
+                return chosen, free
+            kept = chosen, free
+            half.time_limit_s = clock.time_limit_s
+            chosen, free = search()
+        bound = free.bound
+    try:
+        chosen, fleet = _method(cluster, clock)()
+    except OutOfTime:
+        if kept is None:
+            raise
+        chosen, fleet = kept
+    if kept is not None and _is_better(kept[1], fleet, goal):
+        chosen, fleet = kept[0], replace(kept[1], bound=fleet.bound)
+    return chosen, replace(fleet, bound=_tighter(fleet, goal, bound))
+
+
+def _is_better(one: Fleet, other: Fleet, goal: Goal) -> bool:
+    return one.value < other.value if goal.objective == "cost-for-load" else one.value > other.value
 
 
 def _without_sums(cluster: Cluster) -> Cluster:
@@ -104,7 +126,8 @@ def _without_sums(cluster: Cluster) -> Cluster:
     return replace(cluster, goal=goal, latency=latency)
 
 
-def _choose(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
+def _method(cluster: Cluster, clock: Clock) -> Callable[[], tuple[Chosen, Fleet]]:
+    """The search for this goal. Where time was over, another call goes on with what was found."""
     goal = cluster.goal
     is_free = (
         goal.load_rps is None
@@ -116,12 +139,12 @@ def _choose(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
     is_plain = not has_sums and not (goal.recovery_s and cluster.interruptions.any())
     num_sets = cluster.num_sets()
     if is_free and is_plain and goal.objective == "throughput-per-dollar":
-        return best_pipeline_repeated(cluster, clock)
+        return partial(best_pipeline_repeated, cluster, clock)
     has_shares = goal.on_demand_share > 0 or goal.max_zone_share < 1
     max_listed = MAX_LISTED if goal.objective == "throughput" and is_free else MAX_LISTED_LIMITED
     if num_sets <= (max_listed if is_plain and not has_shares else MAX_CLOSED):
-        return list_all(cluster, clock)
-    return Generation(cluster, clock).run()
+        return Listing(cluster, clock).run
+    return Generation(cluster, clock).run
 
 
 def best_pipeline_repeated(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
@@ -149,29 +172,38 @@ def best_pipeline_repeated(cluster: Cluster, clock: Clock) -> tuple[Chosen, Flee
     return chosen, Fleet(numbers=(), value=rps / price, bound=bound)
 
 
-def all_columns(cluster: Cluster, clock: Clock) -> list[Column]:
-    """The best pipeline of every set of machines."""
-    sets = cluster.sets()
-    search = search_sets(cluster, sets)
-    search.run(cluster.rates, is_over=clock.is_over)
-    return found_columns(cluster, search, range(len(sets)))
+class Listing:
+    """A fleet of the best pipelines of all sets of machines: `run` answers with it and its bound.
 
+    Searches that were cut off go on when they are asked again.
+    """
 
-def list_all(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
-    """The best pipeline of every set of machines, and the best fleet of them."""
-    first: list[Column] = []
-    if not clock.is_over():
-        # Something to fall back on, should there be no time for all.
-        first = best_ratio(
-            cluster, cluster.counts, cluster.prices, tolerance=_ROUGH, is_over=clock.is_over
-        ).columns
-    columns = all_columns(cluster, clock)
-    if clock.is_over():
-        columns += first
-    fleet = best_fleet(make_packing(cluster, columns))
-    if fleet is None:
-        raise nothing_meets(clock)
-    if clock.is_over():
-        # Some sets were not searched: nothing is proven.
-        fleet = replace(fleet, bound=0.0 if cluster.goal.objective == "cost-for-load" else np.inf)
-    return list(zip(columns, fleet.numbers, strict=True)), fleet
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self.cluster = cluster
+        self.clock = clock
+        self._search = search_sets(cluster, cluster.sets())
+        self._first: list[Column] = []
+
+    def columns(self) -> list[Column]:
+        """The best pipeline of every set of machines."""
+        self._search.run(self.cluster.rates, is_over=self.clock.is_over)
+        return found_columns(self.cluster, self._search, range(len(self._search.points)))
+
+    def run(self) -> tuple[Chosen, Fleet]:
+        cluster, clock = self.cluster, self.clock
+        if not self._first and not clock.is_over():
+            # Something to fall back on, should there be no time for all.
+            self._first = best_ratio(
+                cluster, cluster.counts, cluster.prices, tolerance=_ROUGH, is_over=clock.is_over
+            ).columns
+        columns = self.columns()
+        if clock.is_over():
+            columns += self._first
+        fleet = best_fleet(make_packing(cluster, columns))
+        if fleet is None:
+            raise nothing_meets(clock)
+        if clock.is_over():
+            # Some sets were not searched: nothing is proven.
+            unproven = 0.0 if cluster.goal.objective == "cost-for-load" else np.inf
+            fleet = replace(fleet, bound=unproven)
+        return list(zip(columns, fleet.numbers, strict=True)), fleet

@@ -13,8 +13,9 @@ import pytest
 
 from placement import optimizer
 from placement.hardware import Offer
+from placement.optimizer.clock import Clock, nothing_meets
 from placement.plan import Goal, Plan
-from server import cli
+from server import cli, plan_inputs
 from tests import plans
 
 CLUSTER = """\
@@ -601,3 +602,8 @@ def test_help_is_complete(command: str, capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr().out
     assert "--hardware" in shown
     assert "--json" in shown
+
+
+def test_a_search_that_finds_nothing_in_time_asks_for_more() -> None:
+    error = nothing_meets(Clock(time_limit_s=0.0))
+    assert plan_inputs.shown(error) == "no fleet was found in 0 s; give it a longer --time-limit"

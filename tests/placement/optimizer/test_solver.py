@@ -5,22 +5,29 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from placement.catalogue import shipped_catalogue
 from placement.corrections import CALIBRATED
-from placement.errors import Infeasible, InvalidInput
+from placement.errors import Infeasible, InvalidInput, OutOfTime
 from placement.estimator import PAPER, Estimator, Fidelity
 from placement.hardware import Gpu, Link, Offer, Shape
 from placement.model_catalogue import find_model
 from placement.optimizer import solve, solve_paper
+from placement.optimizer.arrangements import Arranger
+from placement.optimizer.boxes import whole
+from placement.optimizer.capacity import stage_layers
 from placement.optimizer.clock import Clock
+from placement.optimizer.cluster import make_cluster
+from placement.optimizer.solver import Listing
 from placement.plan import Goal, Objective, Plan
 from placement.workload import Workload
 from tests.placement.models import LLAMA_70B
+from tests.placement.optimizer.instances import random_instance
 
 LINK = Link(latency_s=1e-5, bandwidth=1e10)
 SMALL = Gpu(name="small", memory_bytes=24e9, flops=55e12, bandwidth=240e9)
@@ -165,8 +172,105 @@ def test_when_time_is_over_the_best_found_comes_with_a_bound(
     assert rushed.bound >= best.value * (1 - 1e-9)
 
 
+def tick(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A second passes with each look at the clock."""
+    seconds = itertools.count()
+    monkeypatch.setattr(Clock, "passed_s", property(lambda clock: float(next(seconds))))
+    return seconds
+
+
+@pytest.mark.parametrize("limit_s", [10, 30, 100, 300])
+@pytest.mark.parametrize("seed", [0, 2, 4, 6])
+def test_a_round_that_is_cut_off_proves_nothing_wrong(
+    seed: int, limit_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = random_instance(seed)
+    asked = instance.offers, instance.estimator
+    try:
+        free = solve(*asked, Goal()).pipelines[0].estimate
+        goal = Goal(slo_ttft_s=0.9 * free.ttft_s)
+        best = solve(*asked, goal)
+        tick(monkeypatch)
+        rushed = solve(*asked, goal, time_limit_s=limit_s)
+    except Infeasible:
+        return
+    assert rushed.value <= best.value * (1 + 1e-9)
+    assert rushed.bound >= best.value * (1 - 1e-9)
+
+
+def test_an_arrangement_ends_when_time_is_over() -> None:
+    cluster = make_cluster([offer(LARGE, 1, 6)], ESTIMATOR, Goal(slo_ttft_s=1e3))
+    rates, limits = cluster.rates, cluster.latency
+    assert limits is not None
+    boxes = whole(rates, np.zeros(1, dtype=np.int64))
+    stages = stage_layers(rates, replace(boxes, high=boxes.low).ranges, boxes.most)
+    shares = limits.part_shares(stages.times, boxes.low)[0]
+    looks = itertools.count()
+    arranger = Arranger(rates, stages, shares, limits.max_share, lambda: next(looks) >= 50)
+    with pytest.raises(TimeoutError):
+        arranger.best(cluster.counts, cluster.shape_of)
+    assert next(looks) == 51
+    free = Arranger(rates, stages, shares, limits.max_share)
+    assert free.best(cluster.counts, cluster.shape_of) is not None
+
+
+def test_the_whole_time_is_used_while_no_limit_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    offers = [offer(SMALL, 4, 3, 4.6), offer(LARGE, 1, 4, 1.9)]
+    free = Goal(objective="cost-for-load", load_rps=0.2)
+    best = solve(offers, ESTIMATOR, free)
+    seconds = tick(monkeypatch)
+    solve(offers, ESTIMATOR, free, time_limit_s=1e9)
+    needed_s = next(seconds)
+    tick(monkeypatch)
+    plan = solve(offers, ESTIMATOR, replace(free, slo_ttft_s=1e3), time_limit_s=1.5 * needed_s)
+    assert plan.value == pytest.approx(best.value)
+    assert plan.gap == 0
+
+
+def test_a_search_that_was_cut_off_goes_on() -> None:
+    offers = [offer(SMALL, 4, 2, 4.6), offer(LARGE, 1, 4, 1.9)]
+    cluster = make_cluster(offers, ESTIMATOR, Goal(objective="cost-for-load", load_rps=0.2))
+    _, best = Listing(cluster, Clock(time_limit_s=1e9)).run()
+    looks = itertools.count()
+
+    class Cut(Clock):
+        def is_over(self) -> bool:
+            return 4 <= next(looks) < 8
+
+    listing = Listing(cluster, Cut(time_limit_s=1e9))
+    listing.columns()
+    assert 4 < next(looks) < 8
+    while next(looks) < 8:
+        pass
+    assert listing.run()[1] == best
+
+
+LARGE_CLUSTER = [offer(SMALL, 4, 9, 4.6), offer(LARGE, 1, 30, 1.9), offer(LARGE, 4, 3, 7.9)]
+
+
+def test_the_largest_load_of_many_machines_is_met() -> None:
+    most = solve(LARGE_CLUSTER, ESTIMATOR, Goal(objective="throughput"))
+    goal = Goal(objective="cost-for-load", load_rps=0.9999 * most.value)
+    plan = solve(LARGE_CLUSTER, ESTIMATOR, goal)
+    assert plan.throughput_rps >= 0.9999 * most.value
+    assert plan.bound <= plan.value
+
+
+def test_a_budget_for_few_of_many_machines_leaves_no_gap() -> None:
+    goal = Goal(objective="throughput", max_price_usd_per_hour=12.0)
+    plan = solve(LARGE_CLUSTER, ESTIMATOR, goal)
+    assert plan.price_usd_per_hour <= 12.0
+    assert plan.gap <= 1e-9
+    # The same within the machines that so many dollars can rent.
+    few = [
+        replace(one, count=min(one.count, int(12 / one.price_usd_per_hour)))
+        for one in LARGE_CLUSTER
+    ]
+    assert plan.value == pytest.approx(solve(few, ESTIMATOR, goal).value)
+
+
 def test_when_time_is_over_and_nothing_was_found_it_says_so() -> None:
-    with pytest.raises(Infeasible, match="was found in"):
+    with pytest.raises(OutOfTime, match=r"was found in 0 s; give it a longer time limit"):
         solve([offer(SMALL, 4, 3), offer(LARGE, 1, 4)], ESTIMATOR, Goal(), time_limit_s=0.0)
 
 
