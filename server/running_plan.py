@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from placement.errors import Infeasible, InvalidInput, user_path
-from placement.estimator import Estimator, Stage
+from placement.estimator import Estimator, PipelineEstimate, Stage
 from placement.hardware import Offer, machine_label
 from placement.plan import PlannedPipeline
 from server.plan_file import FORMATS, FileMachine, FilePipeline, PlanFile, read_plan
@@ -104,11 +104,13 @@ def _numbers(text: str | None, most: int, name: str) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """name: of the file."""
+    """name: of the file. estimates: of pipelines read so far, by stages and batch: a fleet has many
+    that are equal."""
 
     name: str
     estimator: Estimator
     offers: Sequence[Offer]
+    estimates: dict[tuple[tuple[Stage, ...], int], PipelineEstimate] = field(default_factory=dict)
 
     def check_model(self, plan: PlanFile, flags: Mapping[str, Any]) -> None:
         """Raises InvalidInput for a plan of another model, or in other formats."""
@@ -131,10 +133,10 @@ class _Reader:
 
     def pipeline(self, index: int, planned: FilePipeline) -> PlannedPipeline | Stop:
         """A pipeline as it runs; where one of its machines is not offered any more, which one."""
-        field = f"pipelines.{index}"
+        place = f"pipelines.{index}"
         if planned.machines is None or any(stage.node is None for stage in planned.stages):
             raise self._error(
-                f"{field}.machines", "is missing; write the plan with `shuntyard plan --output`"
+                f"{place}.machines", "is missing; write the plan with `shuntyard plan --output`"
             )
         rented = []
         for number, machine in enumerate(planned.machines):
@@ -146,18 +148,23 @@ class _Reader:
             used = sum(stage.tp for stage in planned.stages if stage.node == number)
             if not 1 <= used <= offer.shape.num_gpus:
                 raise self._error(
-                    f"{field}.machines.{number}",
+                    f"{place}.machines.{number}",
                     f"{used} of the {offer.shape.num_gpus} GPUs of {offer.shape.name} are used",
                 )
             rented.append(offer)
-        stages = self._stages(field, planned, rented)
+        stages = self._stages(place, planned, rented)
         try:
-            estimate = self.estimator.evaluate(
-                stages, min(planned.batch, self.estimator.max_batch(stages))
-            )
+            estimate = self._estimate(stages, planned.batch)
         except Infeasible as error:
-            raise self._error(field, error.message) from None
+            raise self._error(place, error.message) from None
         return PlannedPipeline(stages=stages, offers=tuple(rented), estimate=estimate)
+
+    def _estimate(self, stages: tuple[Stage, ...], batch: int) -> PipelineEstimate:
+        """Of so many requests in flight, or as many as fit. Raises Infeasible."""
+        if (stages, batch) not in self.estimates:
+            size = min(batch, self.estimator.max_batch(stages))
+            self.estimates[stages, batch] = self.estimator.evaluate(stages, size)
+        return self.estimates[stages, batch]
 
     def _offer(self, machine: FileMachine) -> Offer | None:
         """As it was rented, in the shape that is offered today."""
@@ -172,25 +179,25 @@ class _Reader:
         )
 
     def _stages(
-        self, field: str, planned: FilePipeline, rented: Sequence[Offer]
+        self, place: str, planned: FilePipeline, rented: Sequence[Offer]
     ) -> tuple[Stage, ...]:
         stages = []
         for number, stage in enumerate(planned.stages):
-            place = f"{field}.stages.{number}"
+            at = f"{place}.stages.{number}"
             assert stage.node is not None, "checked before"
             if stage.node >= len(rented):
-                raise self._error(f"{place}.node", f"there are {len(rented)} machines")
+                raise self._error(f"{at}.node", f"there are {len(rented)} machines")
             shape = rented[stage.node].shape
             if shape.name != stage.shape:
                 raise self._error(
-                    f"{place}.shape", f"machine {stage.node} is {shape.name}, not {stage.shape}"
+                    f"{at}.shape", f"machine {stage.node} is {shape.name}, not {stage.shape}"
                 )
             if shape.gpu.name != stage.gpu:
                 raise self._error(
-                    f"{place}.gpu", f"{shape.name} has {shape.gpu.name} today, not {stage.gpu}"
+                    f"{at}.gpu", f"{shape.name} has {shape.gpu.name} today, not {stage.gpu}"
                 )
             stages.append(Stage(shape=shape, tp=stage.tp, num_layers=stage.layers, node=stage.node))
         return tuple(stages)
 
-    def _error(self, field: str, message: str) -> InvalidInput:
-        return InvalidInput("--running", f"{self.name}: {field}: {message}")
+    def _error(self, place: str, message: str) -> InvalidInput:
+        return InvalidInput("--running", f"{self.name}: {place}: {message}")

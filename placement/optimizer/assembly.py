@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from placement.estimator import Stage
 from placement.hardware import Shape
@@ -86,6 +87,7 @@ def _splits(
             if tp <= gpus and layers[stage_place, shape, row] >= 1:
                 yield tp, int(layers[stage_place, shape, row])
 
+    @cache
     def near(gpus: int, count: int | None) -> _Split | None:
         best: _Split | None = [] if not count else None
         if count == 0:

@@ -160,43 +160,46 @@ class Fleet:
     bound: float
 
 
-def best_fleet(packing: Packing) -> Fleet | None:
-    """The best fleet of these columns; None where no fleet meets the goal's limits."""
+def best_fleet(packing: Packing, *, time_limit_s: float = np.inf) -> Fleet | None:
+    """The best fleet of these columns; None where no fleet meets the goal's limits.
+
+    time_limit_s: of each of a few programs; after it the best found is taken, None if none was.
+    """
     if not len(packing.rps):
         return None
     if packing.goal.objective == "throughput":
-        return _throughput(packing)
+        return _throughput(packing, time_limit_s)
     if packing.goal.objective == "cost-for-load":
-        return _cost(packing)
-    return _ratio(packing)
+        return _cost(packing, time_limit_s)
+    return _ratio(packing, time_limit_s)
 
 
-def _throughput(packing: Packing) -> Fleet | None:
-    best = solve_program(packing.program(packing.rps), is_integer=True)
+def _throughput(packing: Packing, limit_s: float) -> Fleet | None:
+    best = solve_program(packing.program(packing.rps), is_integer=True, time_limit_s=limit_s)
     if best is None:
         return None
     enough = (-packing.rps, -best.value * (1 - _TIES))
-    return _fleet(packing, _prefer(packing, -packing.price, enough, best), best.bound)
+    return _fleet(packing, _prefer(packing, -packing.price, enough, best, limit_s), best.bound)
 
 
-def _cost(packing: Packing) -> Fleet | None:
-    best = solve_program(packing.program(-packing.price), is_integer=True)
+def _cost(packing: Packing, limit_s: float) -> Fleet | None:
+    best = solve_program(packing.program(-packing.price), is_integer=True, time_limit_s=limit_s)
     if best is None:
         return None
     cheap = (packing.price, -best.value * (1 + _TIES))
-    return _fleet(packing, _prefer(packing, packing.rps, cheap, best), -best.bound)
+    return _fleet(packing, _prefer(packing, packing.rps, cheap, best, limit_s), -best.bound)
 
 
-def _ratio(packing: Packing) -> Fleet | None:
+def _ratio(packing: Packing, limit_s: float) -> Fleet | None:
     """Dinkelbach: from any fleet, raise λ to its ratio until no fleet gains at λ."""
-    some = solve_program(packing.program(packing.rps), is_integer=True)
+    some = solve_program(packing.program(packing.rps), is_integer=True, time_limit_s=limit_s)
     if some is None or some.value <= 0:
         return None
     bound = np.inf
     for _ in range(_MAX_STEPS):
         ratio = float(packing.rps @ some.x / (packing.price @ some.x))
         gain = packing.rps - ratio * packing.price
-        best = solve_program(packing.program(gain), is_integer=True)
+        best = solve_program(packing.program(gain), is_integer=True, time_limit_s=limit_s)
         if best is None:
             break
         if best.value <= _TIES * float(packing.rps @ some.x) or not best.x.round().any():
@@ -204,12 +207,14 @@ def _ratio(packing: Packing) -> Fleet | None:
             break
         some = best
     as_good = (-gain, _TIES * float(packing.rps @ some.x))
-    return _fleet(packing, _prefer(packing, packing.rps, as_good, some), bound)
+    return _fleet(packing, _prefer(packing, packing.rps, as_good, some, limit_s), bound)
 
 
-def _prefer(packing: Packing, profit: Array, tie: tuple[Array, float], found: Solution) -> Array:
+def _prefer(
+    packing: Packing, profit: Array, tie: tuple[Array, float], found: Solution, limit_s: float
+) -> Array:
     """Of the fleets that are as good, the one with most profit."""
-    best = solve_program(packing.program(profit, [tie]), is_integer=True)
+    best = solve_program(packing.program(profit, [tie]), is_integer=True, time_limit_s=limit_s)
     return found.x if best is None else best.x
 
 

@@ -37,8 +37,6 @@ _SMOOTHING = 0.5
 _LEAST_EXCESS = 0.2
 # Pipelines are priced up to this share of the gap that is left, and no more roughly than that.
 _GAP_SHARE, _ROUGHEST = 0.25, 0.05
-_GREEDY_TOLERANCE = 0.2
-_MAX_GREEDY = 6
 
 
 @dataclass(slots=True)
@@ -84,31 +82,6 @@ class Relaxed:
     costs: Array
     worth: float
     duals: Array
-
-
-def greedy_columns(cluster: Cluster, is_over: Callable[[], bool]) -> list[Column]:
-    """To begin with: the best pipelines by their cost of each class alone, so that every class has
-    a price; and of all, one after another, each until its machines are used up."""
-    counts = cluster.counts.copy()
-    columns: list[Column] = []
-    for one in np.eye(len(counts), dtype=np.int64):
-        alone = best_ratio(
-            cluster, one * counts, cluster.costs, tolerance=_GREEDY_TOLERANCE, is_over=is_over
-        )
-        columns += alone.columns
-    for _ in range(_MAX_GREEDY):
-        if is_over():
-            break
-        priced = best_ratio(
-            cluster, counts, cluster.costs, tolerance=_GREEDY_TOLERANCE, is_over=is_over
-        )
-        if not priced.columns:
-            break
-        columns += priced.columns
-        used = np.array(priced.columns[-1].counts(len(counts)))
-        taken = used > 0
-        counts = counts - used * int((counts[taken] // used[taken]).min())
-    return columns
 
 
 def generate(

@@ -10,8 +10,9 @@ from placement.optimizer.ceilings import machine_rps
 from placement.optimizer.clock import Clock, nothing_meets
 from placement.optimizer.cluster import Cluster
 from placement.optimizer.columns import Chosen, found_columns, search_sets
+from placement.optimizer.even import even_columns
 from placement.optimizer.fleet import Fleet, best_fleet
-from placement.optimizer.generation import Aim, Pool, Relaxed, generate, greedy_columns
+from placement.optimizer.generation import Aim, Pool, Relaxed, generate
 from placement.optimizer.pricing import best_ratio
 from placement.optimizer.rates import Ints
 from placement.optimizer.search import TOLERANCE
@@ -42,7 +43,7 @@ class Generation:
     def run(self) -> tuple[Chosen, Fleet]:
         """Where time was over, another call starts from the columns that were found."""
         if not self.pool.columns:
-            self.pool.add(greedy_columns(self.cluster, self.clock.is_over))
+            self.pool.add(even_columns(self.cluster))
         objective = self.cluster.goal.objective
         if objective == "throughput":
             bound = self._linear(Aim(rps_worth=1.0, price_worth=0.0), sign=1)

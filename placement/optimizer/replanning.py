@@ -7,7 +7,7 @@ its throughput less that share. So a move is made only where it pays within the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,21 +112,25 @@ def replan(
     cluster = make_cluster(offers, estimator, goal)
     if not fits(cluster):
         raise does_not_fit(cluster)
-    survivors = _survivors(running, offers)
-    old = [_running_column(cluster, pipeline) for pipeline in survivors.values()]
-    limits = _limits(list(survivors.values()), offers)
+    alike = _alike(_survivors(running, offers))
+    old = [_running_column(cluster, pipeline) for pipeline in alike]
+    each = [column for column, run in zip(old, alike.values(), strict=True) for _ in run]
+    limits = _limits(alike, offers)
     stay = _fleet_of(cluster, old, [], limits)
     share = 1 - start_up_s / horizon_s
-    new, bound = _new_columns(cluster, old, share, clock)
+    new, bound = _new_columns(cluster, each, share, clock)
     fleet = _fleet_of(cluster, old, [replace(one, rps=share * one.rps) for one in new], limits)
     if fleet is None:
         raise nothing_meets(clock)
     numbers = fleet.numbers[: len(old)]
-    goes_on = [
-        (index, replace(survivors[index], estimate=column.estimate))
-        for index, column, number in zip(survivors, old, numbers, strict=True)
-        if number
-    ]
+    goes_on = sorted(
+        (
+            (index, replace(pipeline, estimate=column.estimate))
+            for (pipeline, run), column, number in zip(alike.items(), old, numbers, strict=True)
+            for index in run[:number]
+        ),
+        key=lambda pair: pair[0],
+    )
     kept = [pipeline for _, pipeline in goes_on]
     taken = [offer for pipeline in kept for offer in pipeline.offers]
     chosen: Chosen = list(zip(new, fleet.numbers[len(old) :], strict=True))
@@ -178,6 +182,14 @@ def _survivors(
     return found
 
 
+def _alike(survivors: Mapping[int, PlannedPipeline]) -> dict[PlannedPipeline, list[int]]:
+    """The different ones of them, each with the indices of those that are equal."""
+    alike: dict[PlannedPipeline, list[int]] = {}
+    for index, pipeline in survivors.items():
+        alike.setdefault(pipeline, []).append(index)
+    return alike
+
+
 def _running_column(cluster: Cluster, pipeline: PlannedPipeline) -> Column:
     nodes = [
         next(index for index, one in enumerate(cluster.classes) if offer in one.offers)
@@ -190,9 +202,10 @@ def _running_column(cluster: Cluster, pipeline: PlannedPipeline) -> Column:
 _Rows = list[tuple[Array, float]]
 
 
-def _limits(running: Sequence[PlannedPipeline], offers: Sequence[Offer]) -> _Rows:
-    """Rows over running pipelines: each goes on once, on no more machines than each offer has."""
-    rows: _Rows = [(row, 1.0) for row in np.eye(len(running))]
+def _limits(running: Mapping[PlannedPipeline, Sequence[int]], offers: Sequence[Offer]) -> _Rows:
+    """Rows over running pipelines: no more go on than run, on no more machines than offers have."""
+    numbers = [float(len(run)) for run in running.values()]
+    rows: _Rows = list(zip(np.eye(len(running)), numbers, strict=True))
     for offer in dict.fromkeys(one for pipeline in running for one in pipeline.offers):
         used = [float(pipeline.offers.count(offer)) for pipeline in running]
         rows.append((np.array(used), float(sum(one.count for one in offers if one == offer))))

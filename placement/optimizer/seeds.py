@@ -12,8 +12,8 @@ from placement.optimizer.rates import ANY_DEPTH, LAYER, LOGITS, NEAR, Hint, Mask
 from placement.roofline import Array
 
 # Numbers of stages and requests in flight that are tried.
-_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
-_BATCHES = (1, 4, 16, 48, 96, 192, 384, 768)
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+BATCHES = (1, 4, 16, 48, 96, 192, 384, 768)
 
 
 def known_points(whole: Boxes, hints: Sequence[Hint]) -> Boxes:
@@ -32,10 +32,10 @@ def even_points(whole: Boxes, rates: Rates, used: Mask) -> Boxes:
 
     used: [shape], those that may be.
     """
-    stages = np.array(_DEPTHS)
+    stages = np.array(DEPTHS)
     if rates.depths[0] != ANY_DEPTH:
         stages = stages[stages <= max(rates.depths)]
-    batches = np.array([batch for batch in _BATCHES if batch <= rates.max_batch])
+    batches = np.array([batch for batch in BATCHES if batch <= rates.max_batch])
     stages, batch = (axis.ravel() for axis in np.meshgrid(stages, batches))
     depth = np.where(rates.depths[0] == ANY_DEPTH, ANY_DEPTH, stages)
     ranges = Ranges(low=batch, high=batch, shallow=depth, deep=depth)

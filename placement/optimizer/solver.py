@@ -16,6 +16,7 @@ from placement.optimizer.ceilings import ceiling
 from placement.optimizer.clock import Clock, OnProgress, nothing_meets
 from placement.optimizer.cluster import Cluster, make_cluster
 from placement.optimizer.columns import Chosen, Column, found_columns, plan_pipelines, search_sets
+from placement.optimizer.even import even_fleet
 from placement.optimizer.fleet import Fleet, best_fleet, make_packing
 from placement.optimizer.large import Generation
 from placement.optimizer.latency import latency_limits
@@ -59,8 +60,8 @@ def solve(
     cluster = make_cluster(offers, estimator, goal)
     if not fits(cluster):
         raise does_not_fit(cluster)
-    chosen, fleet = _choose_within(cluster, clock)
-    if clock.is_over():
+    chosen, fleet = _choose(cluster, clock)
+    if fleet.bound != fleet.value:
         fleet = replace(fleet, bound=_tighter(fleet, goal, ceiling(cluster)))
     return Plan(
         pipelines=plan_pipelines(cluster, chosen),
@@ -77,6 +78,23 @@ def _tighter(fleet: Fleet, goal: Goal, other: float) -> float:
     if goal.objective == "cost-for-load":
         return min(max(fleet.bound, other), fleet.value)
     return max(min(fleet.bound, other), fleet.value)
+
+
+def _choose(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
+    """What the search finds, or the even fleet, where time is over and it has found nothing better.
+
+    Raises Infeasible.
+    """
+    even = even_fleet(cluster)
+    try:
+        chosen, fleet = _choose_within(cluster, clock)
+    except OutOfTime:
+        if even is None:
+            raise
+        return even
+    if even is not None and _is_better(even[1], fleet, cluster.goal):
+        return even[0], replace(even[1], bound=fleet.bound)
+    return chosen, fleet
 
 
 def _choose_within(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:

@@ -62,3 +62,15 @@ def test_a_search_that_was_cut_off_says_how_far_off_it_can_be(
     assert plan.gap > 0
     assert plan.value <= best.value <= plan.bound
     assert plan.bound <= ceiling(make_cluster(offers(), estimator(PAPER), GOALS[0]))
+
+
+@pytest.mark.parametrize("limit_s", [0, 2, 5, 12, 40])
+def test_a_bound_is_known_whenever_time_is_over(
+    limit_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also within a latency that is a sum over stages, for which half of the time goes first."""
+    seconds = itertools.count()
+    monkeypatch.setattr(Clock, "passed_s", property(lambda clock: float(next(seconds))))
+    goal = Goal(objective="throughput", slo_ttft_s=20.0)
+    plan = solve(offers(), estimator(PAPER), goal, time_limit_s=limit_s)
+    assert plan.value <= plan.bound < 4 * plan.value

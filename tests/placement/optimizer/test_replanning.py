@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from placement.errors import Infeasible, InvalidInput
-from placement.estimator import Estimator
+from placement.estimator import Estimator, PipelineEstimate, Stage
 from placement.hardware import Gpu, Link, Offer, Shape
 from placement.optimizer import Replan, replan, replanning, solve
 from placement.plan import Goal, PlannedPipeline
@@ -247,3 +248,20 @@ def test_where_sets_are_too_many_to_list_the_bound_holds(
         assert found.plan.bound >= exact.plan.value * (1 - 1e-9)
         num += 1
     assert num > 5
+
+
+def test_thousands_of_equal_pipelines_are_one_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the lowest index go on, as far as there are machines."""
+    estimated = []
+    evaluate = Estimator.evaluate
+
+    def counted(self: Estimator, stages: Sequence[Stage], batch: int | None) -> PipelineEstimate:
+        estimated.append(batch)
+        return evaluate(self, stages, batch)
+
+    running: list[PlannedPipeline | None] = [None, *[on_box(boxes(1))] * 20_000]
+    monkeypatch.setattr(Estimator, "evaluate", counted)
+    found = moved(running, boxes(3))
+    assert found.kept == (1, 2, 3)
+    assert found.plan.value == pytest.approx(3 * best().estimate.throughput_rps)
+    assert len(estimated) < 100
