@@ -168,7 +168,7 @@ def test_runs_share_the_slots_by_the_policy(live: LiveServer) -> None:
         num_queued = slots(live, "queue_length")
         cancel(live, run_id)
         until(lambda n=num_queued: slots(live, "queue_length") < n, within_s=1.0)  # type: ignore[misc]
-    for run_id in (*runs[3], *runs[-3]):
+    for run_id in (run_id for ids in runs.values() for run_id in ids):
         path = f"{PATH}/{run_id}"
         until(lambda p=path: live.http.get(p).json()["status"] == "completed", within_s=120)  # type: ignore[misc]
     urgent, patient = (
