@@ -8,6 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import date
 from typing import Any
+from urllib.parse import parse_qs
 
 import anyio
 import anyio.to_thread
@@ -59,6 +60,11 @@ def header(scope: Scope, name: bytes) -> bytes | None:
         if key == name:
             return bytes(value)
     return None
+
+
+def query(scope: Scope) -> dict[str, list[str]]:
+    """The values in the query string, by name."""
+    return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
 
 
 def _media_type(scope: Scope) -> bytes:

@@ -37,12 +37,12 @@ class WorkflowResources:
         functions: Mapping[str, Function] | None = None,
     ) -> None:
         self.database = database
-        self.store = CollectionStore(
-            database, identity_of=lambda tenant: identities.get(tenant, tenant)
-        )
-        self.templates = TemplateStore(
-            database, identity_of=lambda tenant: identities.get(tenant, tenant)
-        )
+
+        def identity_of(tenant: str) -> str:
+            return identities.get(tenant, tenant)
+
+        self.store = CollectionStore(database, identity_of=identity_of)
+        self.templates = TemplateStore(database, identity_of=identity_of)
         self.items = PooledItems(models)
         self.functions = functions or {}
         self.http = OutboundClient(http_policy)

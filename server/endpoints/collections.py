@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from urllib.parse import parse_qs
 
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from server.app import KnownRoute
-from server.asgi import send_json
+from server.asgi import query, send_json
 from server.endpoints.workflow_errors import as_http
 from server.protocol.collections import (
     CollectionCard,
@@ -41,7 +40,7 @@ class Collections:
         await send_json(send, cards.model_dump())
 
     async def _delete_all(self, tenant: str, scope: Scope, send: Send) -> None:
-        if _query(scope).get("all") != ["true"]:
+        if query(scope).get("all") != ["true"]:
             raise InvalidRequest(
                 "This deletes every collection; say so with ?all=true, or name one: "
                 "DELETE /v1/collections/{name}.",
@@ -81,7 +80,7 @@ class CollectionDocuments:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant, name = record_of(scope).tenant, str(scope["path_params"]["name"])
-        ids = _query(scope).get("id", [])
+        ids = query(scope).get("id", [])
         if not any(ids) or any("\0" in one for one in ids):
             raise InvalidRequest("Name the documents to delete: ?id=A&id=B.", param="id")
         with as_http():
@@ -116,7 +115,3 @@ def _card(info: CollectionInfo) -> CollectionCard:
         created_at=round(info.created_s, 3),
         updated_at=round(info.updated_s, 3),
     )
-
-
-def _query(scope: Scope) -> dict[str, list[str]]:
-    return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)

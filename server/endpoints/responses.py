@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qs
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from server.asgi import JSON_HEADER, send_bytes, send_json
+from server.asgi import JSON_HEADER, query, send_bytes, send_json
 from server.endpoints.base import JsonEndpoint
 from server.endpoints.chat import ChatCompletions, ChatJob
 from server.endpoints.response_answer import Answer, Context, ResponseEventWriter, text_format
@@ -252,19 +251,19 @@ class InputItems:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = _found(self._store, record_of(scope).tenant, scope["path_params"]["response_id"])
-        query = _query(scope)
-        limit = query.get("limit", "20")
+        asked = _query(scope)
+        limit = asked.get("limit", "20")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= 100):
             raise InvalidRequest("limit must be a number from 1 to 100.", param="limit")
-        order = query.get("order", "desc")
+        order = asked.get("order", "desc")
         if order not in ("asc", "desc"):
             raise InvalidRequest("order must be 'asc' or 'desc'.", param="order")
         items = list(response.context) if order == "asc" else list(response.context)[::-1]
-        if "after" in query:
+        if "after" in asked:
             ids = [item.id for item in items]
-            if query["after"] not in ids:
+            if asked["after"] not in ids:
                 raise InvalidRequest("There is no item with this id.", param="after")
-            items = items[ids.index(query["after"]) + 1 :]
+            items = items[ids.index(asked["after"]) + 1 :]
         page = items[: int(limit)]
         head = {
             "object": "list",
@@ -285,5 +284,5 @@ def _found(store: ResponsesStore, tenant: str, response_id: str) -> StoredRespon
 
 def _query(scope: Scope) -> dict[str, str]:
     """The query's parameters; of several with one name the last."""
-    pairs = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    pairs = query(scope)
     return {name: values[-1] for name, values in pairs.items()}

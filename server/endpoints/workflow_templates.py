@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from server.asgi import read_json, send_json
+from server.asgi import query, read_json, send_json
 from server.endpoints.workflow_errors import as_http
 from server.errors import TemplateMissing
 from server.gateway import Gateway
@@ -120,8 +119,8 @@ def _whole(template: StoredTemplate) -> dict[str, Any]:
 
 def _version(scope: Scope) -> int | None:
     """Raises InvalidRequest."""
-    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    text = query.get("version", [None])[-1]
+    asked = query(scope)
+    text = asked.get("version", [None])[-1]
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):

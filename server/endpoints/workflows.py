@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs
 
 import anyio
 import orjson
 from starlette.convertors import StringConvertor
 from starlette.types import Receive, Scope, Send
 
-from server.asgi import header, send_bytes, send_json, until_disconnect
+from server.asgi import header, query, send_bytes, send_json, until_disconnect
 from server.endpoints.base import JsonEndpoint
 from server.endpoints.event_pump import pump_events
 from server.endpoints.workflow_errors import as_http
@@ -37,7 +36,7 @@ from workflows.slots import Slots
 MAX_KEY_CHARS = 255
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1000
 _OPTIONS = frozenset(RunOptions.model_fields)
-_DELIVERY = _OPTIONS - {"inputs"}
+_DELIVERY = _OPTIONS - {"inputs", "workflow"}
 
 
 class RunIdConvertor(StringConvertor):
@@ -433,11 +432,11 @@ def _request_hash(raw: dict[str, Any]) -> bytes:
 
 def _page(scope: Scope) -> tuple[int, str | None]:
     """How many runs are asked for, and behind which. Raises InvalidRequest."""
-    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    text = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
+    asked = query(scope)
+    text = asked.get("limit", [str(DEFAULT_LIMIT)])[-1]
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_LIMIT):
         raise InvalidRequest(f"limit is a number from 1 to {MAX_LIMIT}.", param="limit")
-    after = query.get("after", [None])[-1]
+    after = asked.get("after", [None])[-1]
     if after is not None and not (after.isascii() and after.isprintable()):
         raise InvalidRequest("after is the id of a run.", param="after")
     return int(text), after
@@ -445,8 +444,8 @@ def _page(scope: Scope) -> tuple[int, str | None]:
 
 def _starting_after(scope: Scope) -> int:
     """The number of the last event that the client has. Raises InvalidRequest."""
-    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    text = query.get("starting_after", [None])[-1]
+    asked = query(scope)
+    text = asked.get("starting_after", [None])[-1]
     if text is None:
         text = (header(scope, b"last-event-id") or b"0").decode("latin-1")
     if not (text.isascii() and text.isdigit() and len(text) < 19):

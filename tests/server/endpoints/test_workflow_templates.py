@@ -72,3 +72,16 @@ def test_what_cannot_stand_together_is_refused(
     answer = server.post("/v1/workflows", body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+def test_a_key_stands_for_one_template(server: Server) -> None:
+    headers = {"Idempotency-Key": "one template"}
+    inputs = {"text": "One."}
+    first = server.post(
+        "/v1/workflows", {"workflow": "map-reduce-summary", "inputs": inputs}, headers=headers
+    )
+    assert first.status_code == 200
+    other = server.post(
+        "/v1/workflows", {"workflow": "map-reduce-summary@0", "inputs": inputs}, headers=headers
+    )
+    assert other.status_code == 409
