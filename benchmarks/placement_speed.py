@@ -22,7 +22,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -71,6 +71,17 @@ def timed(run: Callable[[], Plan]) -> tuple[Plan | None, float, float]:
     return plan, time.perf_counter() - wall, time.process_time() - cpu
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What a search told: (wall seconds since its start, value, bound) each."""
+
+    told: list[tuple[float, float, float]] = field(default_factory=list)
+    begun_s: float = field(default_factory=time.perf_counter)
+
+    def tell(self, value: float, bound: float) -> None:
+        self.told.append((time.perf_counter() - self.begun_s, value, bound))
+
+
 def exact(
     cluster: str, offers: list[Offer], objective: Objective, options: Options, rounds: int
 ) -> list[dict[str, Any]]:
@@ -81,8 +92,18 @@ def exact(
             # A new estimator each time: nothing is cached from the round before.
             estimator = options.estimator(MODELS[name])
             goal = Goal(objective=objective)
+            progress = Progress()
             runs.append(
-                timed(partial(solve, offers, estimator, goal, time_limit_s=options.limit_s))
+                timed(
+                    partial(
+                        solve,
+                        offers,
+                        estimator,
+                        goal,
+                        time_limit_s=options.limit_s,
+                        on_progress=progress.tell,
+                    )
+                )
             )
         plan = runs[-1][0]
         assert plan is not None, "only the paper's search is capped"
@@ -98,6 +119,7 @@ def exact(
                 "value": plan.value,
                 "bound": plan.bound,
                 "gap": plan.gap,
+                "progress": progress.told,
                 "pipelines": pipelines(plan),
             }
         )

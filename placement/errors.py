@@ -41,10 +41,20 @@ class Infeasible(PlacementError):
 
 
 class Unmet(Infeasible):
-    """No fleet meets the goal. nearest: by field of the goal, values that can be met, if known."""
+    """No fleet meets the goal, or none was found that does.
 
-    def __init__(self, message: str, *, nearest: Mapping[str, float] | None = None) -> None:
-        super().__init__(message)
+    is_proven: whether there is none. nearest: by field of the goal, values that can be met, if
+    known. told: how they are told.
+    """
+
+    def __init__(
+        self, *, is_proven: bool = True, nearest: Mapping[str, float] | None = None, told: str = ""
+    ) -> None:
+        text = "no fleet of these offers meets the goal"
+        if not is_proven:
+            text = "no fleet of these offers was found that meets the goal, and none is ruled out"
+        super().__init__(f"{text}; what can be met: {told}" if told else text)
+        self.is_proven = is_proven
         self.nearest = dict(nearest or {})
 
 

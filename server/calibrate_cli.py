@@ -9,10 +9,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
-from placement.errors import PlacementError
+from placement.errors import PlacementError, user_path
+from server.output_file import why_unwritable
 
 COMMAND = "calibrate"
 
@@ -58,17 +58,15 @@ def add_command(commands: Any) -> None:
 
 def run(flags: Mapping[str, Any]) -> int:
     """Calibrate. Returns the exit code: 0 fine, 1 failed, 2 wrong usage."""
-    output = Path(flags["output"]).expanduser()
+    output = user_path(flags["output"])
     threads = flags["threads"]
     if threads is not None and threads < 1:
         return _complain("--threads: must be at least 1", 2)
     most = os.cpu_count() or 1
     if threads is not None and threads > most:
         return _complain(f"--threads: must be at most {most}, the CPUs of this machine", 2)
-    if not output.parent.is_dir():
-        return _complain(f"--output: there is no folder {output.parent}", 2)
-    if output.is_dir():
-        return _complain(f"--output: {output} is a folder, not a file", 2)
+    if reason := why_unwritable(output):
+        return _complain(f"--output: {reason}", 2)
     begun = time.monotonic()
     try:
         from placement.calibration.run import calibrate  # imports torch

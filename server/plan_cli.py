@@ -71,8 +71,8 @@ def planned(flags: Mapping[str, Any]) -> None:
         search = read_search(flags, estimator, goal, running, say)
         try:
             plan, moves = search.find(offers, time_limit_s)
-        except Unmet:
-            raise search.unmet(offers, time_limit_s) from None
+        except Unmet as error:
+            raise search.unmet(error, offers, time_limit_s) from None
         if flags["explain"]:
             quiet = replace(search, say=silent)
             explanation = explain(

@@ -34,6 +34,7 @@ from placement.plan import Goal, Objective
 from placement.workload import Workload, find_workload
 from server.fleet_client import seconds
 from server.model_source import ModelUnavailable, hub_config
+from server.output_file import why_unwritable
 
 Flags = Mapping[str, Any]
 
@@ -96,10 +97,13 @@ def check_values(flags: Flags) -> None:
 
 
 def check_output(flags: Flags) -> None:
-    """Raises InvalidInput for an --output that would overwrite what the plan is made from."""
+    """Raises InvalidInput for an --output that cannot be written, or would overwrite what the plan
+    is made from."""
     if flags["output"] is None:
         return
     output = user_path(flags["output"])
+    if reason := why_unwritable(output):
+        raise _wrong("output", reason)
     for name in ("cluster", "hardware", "running", "model"):
         if flags[name] is None:
             continue

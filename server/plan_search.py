@@ -57,15 +57,22 @@ class Search:
         found = optimizer.replan(self.running.pipelines, *asked, **options)
         return found.plan, found
 
-    def unmet(self, offers: Sequence[Offer], time_limit_s: float) -> Unmet:
+    def unmet(self, error: Unmet, offers: Sequence[Offer], time_limit_s: float) -> Unmet:
         """The error of a goal that no fleet meets, with what can be met."""
         from placement.optimizer.nearest import unmet
 
         def solve_for(goal: Goal, left_s: float) -> Plan:
             return replace(self, goal=goal, say=silent).plan(offers, time_limit_s=left_s)
 
-        self.say("no fleet meets the goal; looking for what can be met")
-        return unmet(self.goal, offers, self.estimator, solve_for, time_limit_s=time_limit_s)
+        self.say("no fleet was found that meets the goal; looking for what can be met")
+        return unmet(
+            self.goal,
+            offers,
+            self.estimator,
+            solve_for,
+            time_limit_s=time_limit_s,
+            is_proven=error.is_proven,
+        )
 
     def _by_paper(self, offers: Sequence[Offer], beam: int, time_limit_s: float) -> Plan:
         from placement import optimizer

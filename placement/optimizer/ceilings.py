@@ -23,7 +23,7 @@ def ceiling(cluster: Cluster) -> float:
     prices, counts = cluster.prices, cluster.counts
     objective = cluster.goal.objective
     if objective == "throughput":
-        return float(shares @ counts)
+        return most_rps(cluster)
     ratios = shares / prices
     if objective == "throughput-per-dollar":
         return float(ratios.max())
@@ -35,6 +35,11 @@ def ceiling(cluster: Cluster) -> float:
         price += taken / float(ratios[index])
         load -= taken
     return price
+
+
+def most_rps(cluster: Cluster) -> float:
+    """No fleet of these machines serves more requests per second."""
+    return float(machine_rps(cluster) @ cluster.counts)
 
 
 def machine_rps(cluster: Cluster) -> Array:

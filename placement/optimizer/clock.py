@@ -24,6 +24,10 @@ class Clock:
     def passed_s(self) -> float:
         return time.perf_counter() - self.started_s
 
+    @property
+    def left_s(self) -> float:
+        return max(self.time_limit_s - self.passed_s, 0.0)
+
     def is_over(self) -> bool:
         return self.passed_s > self.time_limit_s
 
@@ -37,10 +41,13 @@ class Clock:
             self.on_progress(value, bound)
 
 
-def nothing_meets(clock: Clock) -> Infeasible:
-    """The error where machines hold the model and yet no fleet meets the goal."""
+def nothing_meets(clock: Clock, *, is_proven: bool = True) -> Infeasible:
+    """The error where machines hold the model and yet no fleet was found that meets the goal.
+
+    is_proven: whether none can.
+    """
     if clock.is_over():
         return OutOfTime(
             f"no fleet was found in {clock.time_limit_s:.3g} s; give it a longer time limit"
         )
-    return Unmet("no fleet of these offers meets the goal")
+    return Unmet(is_proven=is_proven)

@@ -160,18 +160,39 @@ class Fleet:
     bound: float
 
 
-def best_fleet(packing: Packing, *, time_limit_s: float = np.inf) -> Fleet | None:
+def best_fleet(
+    packing: Packing, *, time_limit_s: float = np.inf, known: Fleet | None = None
+) -> Fleet | None:
     """The best fleet of these columns; None where no fleet meets the goal's limits.
 
     time_limit_s: of each of a few programs; after it the best found is taken, None if none was.
+    known: a fleet of the first of these columns, for when that finds nothing better.
     """
     if not len(packing.rps):
         return None
-    if packing.goal.objective == "throughput":
-        return _throughput(packing, time_limit_s)
-    if packing.goal.objective == "cost-for-load":
-        return _cost(packing, time_limit_s)
-    return _ratio(packing, time_limit_s)
+    methods = {"throughput": _throughput, "cost-for-load": _cost, "throughput-per-dollar": _ratio}
+    found = methods[packing.goal.objective](packing, time_limit_s)
+    if known is None:
+        return found
+    return _better(packing.goal, found, _again(packing, known))
+
+
+def _again(packing: Packing, fleet: Fleet) -> Fleet | None:
+    """A fleet of the first of these columns, its bound not known; None if limits are exceeded."""
+    x = np.zeros(len(packing.rps))
+    x[: len(fleet.numbers)] = fleet.numbers
+    program = packing.program(packing.rps)
+    if (program.rows @ x > program.limits + _TIES * np.abs(program.limits)).any():
+        return None
+    return _fleet(packing, x, 0.0 if packing.goal.objective == "cost-for-load" else np.inf)
+
+
+def _better(goal: Goal, one: Fleet | None, other: Fleet | None) -> Fleet | None:
+    """The first, unless the other has a better value."""
+    if one is None or other is None:
+        return other if one is None else one
+    is_lower = goal.objective == "cost-for-load"
+    return other if (other.value < one.value if is_lower else other.value > one.value) else one
 
 
 def _throughput(packing: Packing, limit_s: float) -> Fleet | None:

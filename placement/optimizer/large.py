@@ -29,16 +29,22 @@ _ROUGH = 0.02
 _MAX_CLOSED = 2000
 # So many are looked through for those.
 _MAX_SIFTED = 200_000
+# A fleet's program may take so long, in seconds, when time is over.
+_LAST_S = 0.5
 
 
 class Generation:
-    """A fleet by column generation: `run` answers with it and its bound."""
+    """A fleet by column generation: `run` answers with it and its bound.
+
+    most_rps: no fleet within the other limits serves more, where a load was hard to reach.
+    """
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
         self.cluster = cluster
         self.clock = clock
         self.pool = Pool(cluster)
         self.fleet: Fleet | None = None
+        self.most_rps = np.inf
 
     def run(self) -> tuple[Chosen, Fleet]:
         """Where time was over, another call starts from the columns that were found."""
@@ -53,13 +59,20 @@ class Generation:
         else:
             self._reach_load()
             bound = self._ratio()
-        fleet = best_fleet(self.pool.packing)
+        fleet = self._best_fleet()
         if fleet is None:
-            raise nothing_meets(self.clock)
+            load, most = self.cluster.goal.load_rps, self.most_rps
+            raise nothing_meets(self.clock, is_proven=load is None or most < load)
         is_lower = objective == "cost-for-load"
         proven = min(bound, fleet.value) if is_lower else max(bound, fleet.value)
         columns = list(self.pool.columns.values())
         return list(zip(columns, fleet.numbers, strict=True)), replace(fleet, bound=proven)
+
+    def _best_fleet(self) -> Fleet | None:
+        """The best fleet of all columns; where time is short, perhaps the one found before."""
+        limit_s = max(self.clock.left_s, _LAST_S)
+        self.fleet = best_fleet(self.pool.packing, time_limit_s=limit_s, known=self.fleet)
+        return self.fleet
 
     def _linear(self, aim: Aim, *, sign: int) -> float:
         """The bound of a linear objective, columns for it generated on the way.
@@ -72,7 +85,7 @@ class Generation:
             relaxed = generate(
                 self.pool, aim, tolerance=tolerance, best=relaxed, is_over=self.clock.is_over
             )
-            fleet = best_fleet(self.pool.packing)
+            fleet = self._best_fleet()
             if relaxed is None:
                 break
             bound = relaxed.bound
@@ -84,9 +97,9 @@ class Generation:
                 if not is_narrow and tolerance > _TOLERANCES[-1]:
                     continue
                 if self._close(aim, relaxed, sign * fleet.value):
-                    closed = best_fleet(self.pool.packing)
+                    closed = self._best_fleet()
                     assert closed is not None, "there was one before"
-                    return closed.value
+                    return closed.bound
         return sign * bound
 
     def _close(self, aim: Aim, relaxed: Relaxed, worth: float) -> bool:
@@ -110,7 +123,7 @@ class Generation:
             search.floor = np.maximum(floor * (1 - TOLERANCE), 0.0)
             search.run(cluster.rates, is_over=self.clock.is_over)
             self.pool.add(found_columns(cluster, search, range(len(sets))))
-            fleet = best_fleet(self.pool.packing)
+            fleet = self._best_fleet()
             worth = worth if fleet is None else max(worth, fleet.value)
         return not self.clock.is_over()
 
@@ -128,12 +141,9 @@ class Generation:
         return sets if len(sets) <= _MAX_CLOSED else None
 
     def _reach_load(self) -> None:
-        """Generate columns for throughput until a fleet meets the goal's limits.
-
-        Raises Infeasible if the bound says that none does.
-        """
+        """Generate columns for throughput until a fleet meets the goal's limits."""
         goal = self.cluster.goal
-        if best_fleet(self.pool.packing) is not None or goal.load_rps is None:
+        if self._best_fleet() is not None or goal.load_rps is None:
             return
         without = Generation(
             replace(self.cluster, goal=replace(goal, objective="throughput", load_rps=None)),
@@ -141,7 +151,7 @@ class Generation:
         )
         # The same columns, packed without the load.
         without.pool.columns = self.pool.columns
-        without._linear(Aim(rps_worth=1.0, price_worth=0.0), sign=1)
+        self.most_rps = without._linear(Aim(rps_worth=1.0, price_worth=0.0), sign=1)
 
     def _ratio(self) -> float:
         """Throughput per dollar under limits: Dinkelbach's steps, each with columns generated."""
@@ -149,14 +159,14 @@ class Generation:
         free = best_ratio(cluster, cluster.counts, cluster.prices, is_over=self.clock.is_over)
         self.pool.add(free.columns)
         bound = free.bound
-        fleet = best_fleet(self.pool.packing)
+        fleet = self._best_fleet()
         for _ in range(_MAX_RATIO_STEPS):
             if fleet is None:
                 break
             aim = Aim(rps_worth=1.0, price_worth=fleet.value)
             gain = self._gain(aim)
             bound = min(bound, fleet.value + gain / self._least_price(free.bound))
-            better = best_fleet(self.pool.packing)
+            better = self._best_fleet()
             assert better is not None, "there was one before"
             self.clock.tell(better.value, bound)
             if better.value <= fleet.value * (1 + _CLOSED) or self.clock.is_over():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,9 @@ from placement.plan import Goal
 class MachineClass:
     """Machines that no objective or constraint of the goal tells apart.
 
-    offers: what they are rented as. price_usd_per_hour and interruptions_per_hour: of one machine.
-    is_spot, zone: False and "" where the goal does not ask.
+    offers: what they are rented as, the cheapest first. price_usd_per_hour: of one machine, on
+    average where the goal counts no dollars. interruptions_per_hour: of one machine.
+    interruptions_per_hour, is_spot, zone: 0, False and "" where the goal does not ask.
     """
 
     shape: Shape
@@ -74,8 +76,8 @@ def merge_offers(offers: Sequence[Offer], goal: Goal) -> list[MachineClass]:
         if offer.count > 0:
             key = (
                 offer.shape,
-                offer.price_usd_per_hour,
-                offer.interruptions_per_hour,
+                offer.price_usd_per_hour if goal.counts_dollars else 0.0,
+                offer.interruptions_per_hour if goal.recovery_s else 0.0,
                 has_market and offer.market == "spot",
                 offer.zone if has_zones else "",
             )
@@ -83,11 +85,20 @@ def merge_offers(offers: Sequence[Offer], goal: Goal) -> list[MachineClass]:
     return [
         MachineClass(
             shape=shape,
-            offers=tuple(group),
-            price_usd_per_hour=price,
+            offers=tuple(sorted(group, key=lambda one: one.price_usd_per_hour or math.inf)),
+            price_usd_per_hour=_mean_price(group),
             interruptions_per_hour=rate,
             is_spot=is_spot,
             zone=zone,
         )
-        for (shape, price, rate, is_spot, zone), group in groups.items()
+        for (shape, _, rate, is_spot, zone), group in groups.items()
     ]
+
+
+def _mean_price(offers: Sequence[Offer]) -> float:
+    """Of one machine, of those whose price is known; 0 where none is."""
+    priced = [offer for offer in offers if offer.price_usd_per_hour]
+    if len({offer.price_usd_per_hour for offer in priced}) == 1:
+        return priced[0].price_usd_per_hour
+    num = sum(offer.count for offer in priced)
+    return sum(offer.count * offer.price_usd_per_hour for offer in priced) / max(num, 1)

@@ -49,12 +49,13 @@ def solve_program(
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
     value = float(info.objective_function_value)
+    is_proven = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
     duals = np.zeros(len(program.limits)) if is_integer else np.array(found.row_dual)
     return Solution(
         value=value,
         x=np.array(found.col_value),
         duals=duals,
-        bound=float(info.mip_dual_bound) if is_integer else value,
+        bound=value if is_proven or not is_integer else float(info.mip_dual_bound),
     )
 
 

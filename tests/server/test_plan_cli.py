@@ -492,7 +492,7 @@ def test_a_folder_is_a_model(tmp_path: Path, cluster: Path, asked: list[dict[str
 
 
 @pytest.mark.usefixtures("asked")
-def test_a_plan_file_is_written_or_the_reason_told(
+def test_a_plan_file_is_written(
     cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.json"
@@ -501,8 +501,23 @@ def test_a_plan_file_is_written_or_the_reason_told(
     assert written["model"]["name"] == "Qwen/Qwen3-32B"
     assert [stage["node"] for stage in written["pipelines"][1]["stages"]] == [0, 1]
     capsys.readouterr()
-    code = plan(cluster, "--output", str(tmp_path / "nowhere" / "plan.json"))
-    assert "--output: " in refused(capsys, code)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("nowhere/plan.json", "there is no folder"), ("", "is a folder, not a file")]
+)
+def test_a_plan_that_cannot_be_written_is_not_searched_for(
+    cluster: Path,
+    tmp_path: Path,
+    asked: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    told: str,
+) -> None:
+    line = refused(capsys, plan(cluster, "--output", str(tmp_path / name)))
+    assert line.startswith("--output: ")
+    assert told in line
+    assert not asked
 
 
 def test_an_estimate_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from placement.errors import Unmet
 from placement.hardware import Offer
 from placement.optimizer import solve
+from placement.optimizer.fastest import Latency, shortest_s
 from placement.optimizer.nearest import unmet
 from placement.plan import Goal, Plan
 from tests import plans
@@ -96,6 +98,43 @@ def test_what_can_be_met_is_told_beside_a_latency_that_cannot() -> None:
     error = asked(goal)
     assert set(error.nearest) == {"slo_ttft_s", "load_rps"}
     assert error.nearest["load_rps"] == pytest.approx(most_rps(), rel=1e-3)
+
+
+def test_latencies_that_cannot_be_met_together_are_told_next_to_each_other() -> None:
+    """One machine has more FLOPS, the other more bandwidth."""
+    machines = [
+        plans.offer("g6e.xlarge", 1, price_usd_per_hour=3.0),
+        plans.offer("p3.2xlarge", 1, price_usd_per_hour=3.0),
+    ]
+
+    def find(goal: Goal, time_limit_s: float = 60.0) -> Plan:
+        return solve(machines, ESTIMATES, goal, time_limit_s=time_limit_s)
+
+    names: tuple[Latency, ...] = ("slo_ttft_s", "slo_tpot_s")
+    shortest: dict[str, Any] = {
+        name: 1.001 * shortest_s(machines, ESTIMATES, name) for name in names
+    }
+    for name, value in shortest.items():
+        assert find(Goal(**{name: value})).pipelines
+    goal = Goal(**shortest)
+    with pytest.raises(Unmet):
+        find(goal)
+    error = unmet(goal, machines, ESTIMATES, find, time_limit_s=60)
+    assert set(error.nearest) == set(shortest)
+    for name, value in error.nearest.items():
+        met: dict[str, Any] = {name: value}
+        assert find(replace(goal, **met)).pipelines
+        missed: dict[str, Any] = {name: value / 1.03}
+        with pytest.raises(Unmet):
+            find(replace(goal, **missed))
+    assert " or slo_tpot_s" in error.message
+
+
+def test_what_is_not_proven_is_not_said() -> None:
+    goal = Goal(objective="cost-for-load", load_rps=1000.0)
+    error = unmet(goal, offers(), ESTIMATES, solved, time_limit_s=60, is_proven=False)
+    assert error.message.startswith("no fleet of these offers was found that meets the goal")
+    assert set(error.nearest) == {"load_rps"}
 
 
 def test_when_time_is_up_only_what_needs_no_search_is_told() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from placement.catalogue import shipped_catalogue
 from placement.corrections import CALIBRATED
-from placement.errors import Infeasible, InvalidInput, OutOfTime
+from placement.errors import Infeasible, InvalidInput, OutOfTime, Unmet
 from placement.estimator import PAPER, Estimator, Fidelity
 from placement.hardware import Gpu, Link, Offer, Shape
 from placement.model_catalogue import find_model
@@ -74,6 +74,34 @@ def test_machines_too_small_for_a_layer_ask_for_larger_ones() -> None:
 def test_a_goal_that_no_fleet_meets_is_infeasible(goal: Goal) -> None:
     with pytest.raises(Infeasible, match="no fleet"):
         solve([offer(LARGE, 1, 6), offer(SMALL, 4, 2)], ESTIMATOR, goal)
+
+
+def test_a_load_that_is_neither_reached_nor_ruled_out_is_told_so() -> None:
+    many = [offer(LARGE, 1, 15, 1.0), offer(SMALL, 4, 15, 2.0)]
+    most = solve(many, ESTIMATOR, Goal(objective="throughput"), time_limit_s=5)
+    assert most.bound > most.value * (1 + 1e-6)
+    between = (most.value + 3 * most.bound) / 4
+    with pytest.raises(Infeasible) as caught:
+        solve(many, ESTIMATOR, Goal(objective="cost-for-load", load_rps=between), time_limit_s=60)
+    assert "was found" in caught.value.message
+    with pytest.raises(Unmet) as ruled_out:
+        solve(many, ESTIMATOR, Goal(objective="cost-for-load", load_rps=2 * most.bound))
+    assert ruled_out.value.is_proven
+
+
+def test_offers_that_only_prices_tell_apart_are_one_where_no_dollars_count() -> None:
+    apart = [offer(LARGE, 1, 1, 1.0 + index / 100) for index in range(60)]
+    goal = Goal(objective="throughput")
+    cluster = make_cluster(apart, ESTIMATOR, goal)
+    assert [one.count for one in cluster.classes] == [60]
+    assert len(make_cluster(apart, ESTIMATOR, replace(goal, max_price_usd_per_hour=9)).classes) == 60
+    plan = solve(apart, ESTIMATOR, goal)
+    rented = [one for pipeline in plan.pipelines for one in pipeline.offers]
+    assert len(set(rented)) == len(rented)
+    assert plan.price_usd_per_hour == pytest.approx(
+        sum(1.0 + index / 100 for index in range(len(rented)))
+    )
+    assert plan.value == solve([offer(LARGE, 1, 60)], ESTIMATOR, goal).value
 
 
 @pytest.mark.parametrize(
