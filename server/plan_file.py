@@ -87,9 +87,9 @@ class FileModel(_Entry):
 
 
 class PlanFile(_Entry):
-    """format: of this file; what `plan --json` prints names none."""
+    """format: of this file; `plan --json` alone writes none."""
 
-    format: int = Field(default=FORMAT, ge=FORMAT, le=FORMAT)
+    format: int | None = Field(default=None, ge=FORMAT, le=FORMAT)
     model: FileModel | None = None
     pipelines: list[FilePipeline] = Field(min_length=1)
 

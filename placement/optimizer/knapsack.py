@@ -116,19 +116,24 @@ class CheapestMachines:
             middle = np.maximum(held[:, MIDDLE, self.shapes[column], None], 0).astype(np.int64)
             before = start + np.maximum(layers - size * middle, 0)
             table = np.minimum(table, table.reshape(-1)[before] + size * self.prices[column])
-        first, last = held[:, FIRST][:, self.shapes], held[:, LAST][:, self.shapes]
-        first = np.where(self.counts > 0, first, -np.inf)
-        last = np.where(self.counts > 0, last, -np.inf)
+        ends = self._ends()
+        first, last = held[:, FIRST][:, self.shapes[ends]], held[:, LAST][:, self.shapes[ends]]
         rest = self.num_layers - first[:, :, None] - last[:, None, :]
         index = np.clip(rest, 0, self.num_layers).astype(np.int64)
-        chain = table.reshape(-1)[start[:, :, None] + index] + np.add.outer(
-            self.prices, self.prices
-        )
+        prices = self.prices[ends]
+        chain = table.reshape(-1)[start[:, :, None] + index] + np.add.outer(prices, prices)
         is_pair = np.isfinite(rest)
         if not is_bound:
-            is_pair = is_pair & ~np.diag(self.counts < 2)
+            is_pair = is_pair & ~np.diag(self.counts[ends] < 2)
         chain = np.where(is_pair, chain, np.inf).min(axis=(1, 2))
         return np.asarray(np.minimum(chain, self._cost_alone(held[:, :, None], 0)))
+
+    def _ends(self) -> Ints:
+        """Classes that the ends may be of: the two cheapest of each shape are never worse."""
+        order = np.argsort(self.prices, kind="stable")
+        there = order[self.counts[order] > 0]
+        of_shape = [there[self.shapes[there] == shape][:2] for shape in np.unique(self.shapes)]
+        return np.sort(np.concatenate(of_shape))
 
     def _free_cost(self, held: Array) -> Array:
         table = self._start(len(held), 0)

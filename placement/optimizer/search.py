@@ -11,6 +11,7 @@ Nothing is assumed of how times depend on the batch: minima over ranges are look
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -56,6 +57,8 @@ _HINTS_KEPT, _MAX_HINTS = 4, 64
 _SEEDS = 96
 # Share of the best value that a box has to promise for it.
 _PROMISING = 0.97
+# Boxes times classes whose costs are taken at once: after that many, the time is looked at.
+_COSTS_AT_ONCE = 50_000
 
 
 class Covers(Protocol):
@@ -146,7 +149,8 @@ class Search:
     ) -> None:
         """Search all pipelines; those that are left, if the last run was cut off.
 
-        is_over: asked whether to stop, between rounds and between slow steps of one.
+        is_over: asked whether to stop, between rounds and between slow steps of one; what a round
+        that is cut off has not recorded is sought again.
         """
         if rates.max_batch < 1:
             return
@@ -161,7 +165,10 @@ class Search:
             chosen = _highest(bounds, _BOXES_PER_ROUND) | _highest(
                 bounds * boxes.certainty, _PROMISING_PER_ROUND
             )
-            new = self._round(rates, boxes.take(chosen))
+            try:
+                new = self._round(rates, boxes.take(chosen))
+            except TimeoutError:
+                continue
             boxes = join([boxes.take(~chosen), new])
             boxes = boxes.take(self._is_open(boxes))
         if not self.covers.is_given:
@@ -176,8 +183,9 @@ class Search:
             self._left = None
             return boxes.take(self._is_open(boxes))
         boxes = whole(rates, np.arange(len(self.gain)))
-        if not self.covers.is_given and self.latency is None and not self._is_over():
-            self._seed(rates, boxes)
+        if not self.covers.is_given and self.latency is None:
+            with contextlib.suppress(TimeoutError):
+                self._seed(rates, boxes)
         return boxes
 
     @property
@@ -322,9 +330,22 @@ class Search:
         return boxes.take(is_open), stages.take(is_open)
 
     def _cost(self, rates: Rates, boxes: Boxes, stages: StageLayers, is_point: Mask) -> Array:
-        """Of the covers, as far as a box is worth it: wide ones will be split anyway."""
-        certainty = np.where(is_point, 1.0, boxes.certainty)
-        return self.covers.cost(boxes.group, rates, stages, self._limit(boxes), certainty)
+        """Of the covers, as far as a box is worth it: wide ones will be split anyway.
+
+        Raises TimeoutError when time is over.
+        """
+        certainty, limit = np.where(is_point, 1.0, boxes.certainty), self._limit(boxes)
+        costs = [np.zeros(0)]
+        size = max(1, _COSTS_AT_ONCE // len(self.covers.shapes))
+        for begin in range(0, len(boxes), size):
+            if self._is_over():
+                raise TimeoutError
+            rows = np.arange(begin, min(begin + size, len(boxes)))
+            cost = self.covers.cost(
+                boxes.group[rows], rates, stages.take(rows), limit[rows], certainty[rows]
+            )
+            costs.append(cost)
+        return np.concatenate(costs)
 
     def _limit(self, boxes: Boxes) -> Array:
         """[box]: machines that cost more are of no interest."""

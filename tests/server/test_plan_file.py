@@ -52,7 +52,6 @@ def test_the_answer_for_scripts_is_a_plan_too(path: Path) -> None:
         ("{", r"plan\.json: Invalid JSON"),
         ({"pipelines": []}, r"plan\.json: pipelines"),
         ({"format": 2, "pipelines": []}, r"plan\.json: format"),
-        ({"format": None, "pipelines": []}, r"plan\.json: format"),
         (
             {
                 "pipelines": [

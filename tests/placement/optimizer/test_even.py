@@ -109,7 +109,7 @@ def test_more_machines_make_no_worse_fleet_within_a_latency() -> None:
 
 
 def test_machines_are_taken_cheapest_first_and_none_twice() -> None:
-    goal = Goal(objective="throughput")
+    goal = Goal(objective="throughput", max_price_usd_per_hour=1e6)
     text = "{shape: g5.2xlarge, count: %d, zone: z%d, price_usd_per_hour: %d}"
     three = [text % row for row in [(3, 0, 3), (50, 1, 1), (100_000, 2, 2)]]
     cluster = make_cluster(offers(f"offers: [{', '.join(three)}]"), estimator(), goal)

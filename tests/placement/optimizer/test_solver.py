@@ -17,12 +17,13 @@ from placement.errors import Infeasible, InvalidInput, OutOfTime, Unmet
 from placement.estimator import PAPER, Estimator, Fidelity
 from placement.hardware import Gpu, Link, Offer, Shape
 from placement.model_catalogue import find_model
-from placement.optimizer import solve, solve_paper
+from placement.optimizer import search, solve, solve_paper
 from placement.optimizer.arrangements import Arranger
 from placement.optimizer.boxes import whole
 from placement.optimizer.capacity import stage_layers
 from placement.optimizer.clock import Clock
 from placement.optimizer.cluster import make_cluster
+from placement.optimizer.pricing import best_ratio
 from placement.optimizer.solver import Listing
 from placement.plan import Goal, Objective, Plan
 from placement.workload import Workload
@@ -98,7 +99,9 @@ def test_offers_that_only_prices_tell_apart_are_one_where_no_dollars_count() -> 
     goal = Goal(objective="throughput")
     cluster = make_cluster(apart, ESTIMATOR, goal)
     assert [one.count for one in cluster.classes] == [60]
-    assert len(make_cluster(apart, ESTIMATOR, replace(goal, max_price_usd_per_hour=9)).classes) == 60
+    assert (
+        len(make_cluster(apart, ESTIMATOR, replace(goal, max_price_usd_per_hour=9)).classes) == 60
+    )
     plan = solve(apart, ESTIMATOR, goal)
     rented = [one for pipeline in plan.pipelines for one in pipeline.offers]
     assert len(set(rented)) == len(rented)
@@ -244,6 +247,20 @@ def test_an_arrangement_ends_when_time_is_over() -> None:
     assert next(looks) == 51
     free = Arranger(rates, stages, shares, limits.max_share)
     assert free.best(cluster.counts, cluster.shape_of) is not None
+
+
+def test_a_round_that_takes_long_is_cut_off_within_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many classes of machines, costs are taken a few boxes at a time."""
+    apart = [offer(LARGE, 1, 2, 1.0 + index / 100) for index in range(40)]
+    whole_plan = solve(apart, ESTIMATOR, Goal())
+    monkeypatch.setattr(search, "_COSTS_AT_ONCE", 40)
+    cluster = make_cluster(apart, ESTIMATOR, Goal())
+    asked = itertools.count()
+    cut = best_ratio(cluster, cluster.counts, cluster.prices, is_over=lambda: next(asked) > 200)
+    assert next(asked) < 230
+    assert cut.bound >= whole_plan.value * (1 - 1e-9)
+    done = best_ratio(cluster, cluster.counts, cluster.prices)
+    assert done.columns[-1].ratio == pytest.approx(whole_plan.value)
 
 
 def test_the_whole_time_is_used_while_no_limit_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
