@@ -97,7 +97,7 @@ def unknown_name(field: str, name: str, known: Iterable[str]) -> InvalidInput:
     begun = [one for one in folded if wanted and one.startswith(wanted)]
     alike = difflib.get_close_matches(wanted, folded, n=3, cutoff=0.5)
     near = list(dict.fromkeys([*begun, *alike]))[:3]
-    hint = " or ".join(folded[one] for one in near) if near else ", ".join(sorted(names))
-    return InvalidInput(
-        field, f"{name!r} is not known; {'did you mean' if near else 'known:'} {hint}"
-    )
+    hint = f"known: {', '.join(sorted(names))}"
+    if near:
+        hint = f"did you mean {' or '.join(folded[one] for one in near)}?"
+    return InvalidInput(field, f"{name!r} is not known; {hint}")

@@ -203,7 +203,7 @@ def read_model(flags: Flags) -> ModelSpec:
         near = unknown_name("model", name, known_models()).message
         hint = near.partition("did you mean ")[2]
         raise InvalidInput(
-            "model", error.message + (f" Without the hub: {hint}?" if hint else "")
+            "model", error.message + (f" Without the hub: {hint}" if hint else "")
         ) from None
     return model_spec(config, name=name, **formats)
 
@@ -276,7 +276,7 @@ def read_goal(flags: Flags, workload: Workload) -> Goal:
         max_zone_share=_or(number(flags, "max_zone_share"), 1.0),
         recovery_s=duration_s(flags, "recovery") or 0.0,
     )
-    _check_slos(goal, workload, has_penalty=penalty is not None)
+    _check_slos(goal, has_penalty=penalty is not None)
     return goal
 
 
@@ -316,18 +316,10 @@ def _named(zones: set[str]) -> str:
     return f"{len(zones)} ({', '.join(names)})"
 
 
-def _check_slos(goal: Goal, workload: Workload, *, has_penalty: bool) -> None:
+def _check_slos(goal: Goal, *, has_penalty: bool) -> None:
     latency = goal.slo_latency_s
-    if latency is not None:
-        if goal.slo_ttft_s is not None and goal.slo_ttft_s > latency:
-            raise _wrong("slo_ttft", f"{goal.slo_ttft_s:g} s lie above --slo-latency {latency:g} s")
-        output_s = (goal.slo_tpot_s or 0) * workload.output_tokens
-        if output_s > latency:
-            raise _wrong(
-                "slo_tpot",
-                f"{goal.slo_tpot_s:g} s for each of {workload.output_tokens} tokens make "
-                f"{output_s:g} s, above --slo-latency {latency:g} s",
-            )
+    if latency is not None and goal.slo_ttft_s is not None and goal.slo_ttft_s > latency:
+        raise _wrong("slo_ttft", f"{goal.slo_ttft_s:g} s lie above --slo-latency {latency:g} s")
     has_slo = any((goal.slo_ttft_s, goal.slo_tpot_s, latency))
     if has_penalty and not has_slo:
         raise _wrong(

@@ -101,7 +101,7 @@ def summary(plan: Plan, workload: Workload) -> list[Text]:
         texts.append(
             Text(
                 f"note: the workload brings {rate:g} requests/s, more than this plan serves; "
-                "--objective cost-for-load finds the cheapest fleet that serves them",
+                "--objective cost-for-load finds the cheapest fleet that serves them, if one does",
                 style="yellow",
             )
         )

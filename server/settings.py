@@ -23,7 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from server.workflow_scheduling import slots_by_resource, weights_by_tenant
+from server.slot_settings import slots_by_resource, weights_by_tenant
 from spot.errors import ShuntyardError
 from workflows.outbound.addresses import AddressPolicy
 

@@ -13,7 +13,7 @@ from placement.optimizer.columns import Chosen, found_columns, search_sets
 from placement.optimizer.even import even_columns
 from placement.optimizer.fleet import Fleet, best_fleet
 from placement.optimizer.generation import Aim, Pool, Relaxed, generate
-from placement.optimizer.pricing import best_ratio
+from placement.optimizer.pricing import Priced, best_ratio, ratio_bound
 from placement.optimizer.rates import Ints
 from placement.optimizer.search import TOLERANCE
 
@@ -54,8 +54,10 @@ class Generation:
         if objective == "throughput":
             bound = self._linear(Aim(rps_worth=1.0, price_worth=0.0), sign=1)
         elif objective == "cost-for-load":
+            free = self._add_best_ratio(_ROUGH)
             self._reach_load()
             bound = self._linear(Aim(rps_worth=0.0, price_worth=1.0), sign=-1)
+            bound = max(bound, ratio_bound(self.cluster.goal, free))
         else:
             self._reach_load()
             bound = self._ratio()
@@ -155,9 +157,7 @@ class Generation:
 
     def _ratio(self) -> float:
         """Throughput per dollar under limits: Dinkelbach's steps, each with columns generated."""
-        cluster = self.cluster
-        free = best_ratio(cluster, cluster.counts, cluster.prices, is_over=self.clock.is_over)
-        self.pool.add(free.columns)
+        free = self._add_best_ratio(TOLERANCE)
         bound = free.bound
         fleet = self._best_fleet()
         for _ in range(_MAX_RATIO_STEPS):
@@ -173,6 +173,19 @@ class Generation:
                 break
             fleet = better
         return bound
+
+    def _add_best_ratio(self, tolerance: float) -> Priced:
+        """The pipeline of the best throughput per dollar, whatever limits the fleet."""
+        cluster = self.cluster
+        free = best_ratio(
+            cluster,
+            cluster.counts,
+            cluster.prices,
+            tolerance=tolerance,
+            is_over=self.clock.half().is_over,
+        )
+        self.pool.add(free.columns)
+        return free
 
     def _gain(self, aim: Aim) -> float:
         """No fleet is worth more at this ratio."""

@@ -12,15 +12,17 @@ from typing import Any
 from placement.errors import Infeasible, Unmet
 from placement.estimator import Estimator
 from placement.hardware import Offer
-from placement.optimizer.fastest import LATENCIES, Latency, shortest_s
-from placement.plan import Goal, Plan, PlannedPipeline
+from placement.optimizer.fastest import LATENCIES, shortest_s
+from placement.plan import Goal, Plan
 
 # A load that any pipeline serves: the fleet for it is the cheapest one.
 _ANY_RPS = 1e-6
 _DIGITS = 4
-# Latencies next to others are sought so often, or as long as they could be shorter by more.
+# Limits next to others are sought so often, or until they are near enough, as a factor.
 _MAX_HALVINGS = 10
 _CLOSE = 1.02
+# Shares, each with the value that limits nothing.
+_SHARES = {"on_demand_share": 0.0, "max_zone_share": 1.0}
 
 # The best plan for a goal within so many seconds. Raises Infeasible.
 SolveFor = Callable[[Goal, float], Plan]
@@ -40,9 +42,9 @@ def unmet(
 
     Latencies that are below those of any pipeline: the shortest there is. Then, without those, the
     largest load within the other limits, and the lowest price that serves the load; where the other
-    one cannot be met at all, without it. Where neither is what cannot be met, each latency, next to
-    the other ones. Only values that are not met already are told, rounded to the side on which they
-    are met.
+    one cannot be met at all, without it. Where neither is what cannot be met, each latency and each
+    share, next to the other ones. Only values that are not met already are told, rounded to the
+    side on which they are met.
     solve_for: asked for at most about `time_limit_s` in all by the clock now_s. is_proven: that no
     fleet meets the goal.
     """
@@ -66,7 +68,7 @@ def unmet(
             values["max_price_usd_per_hour"] = price
     if values:
         return Unmet(is_proven=is_proven, nearest=values, told=_told(values))
-    values = asker.latencies(goal)
+    values = asker.excluded(goal)
     told = " or ".join(f"{name} {value:.{_DIGITS}g}" for name, value in values.items())
     return Unmet(is_proven=is_proven, nearest=values, told=told)
 
@@ -99,39 +101,40 @@ class _Asker:
         plan = self._first(goal, replace(goal, load_rps=_ANY_RPS))
         return None if plan is None else _rounded(plan.value, ROUND_CEILING)
 
-    def latencies(self, goal: Goal) -> dict[str, float]:
-        """By name, what each limit of a latency could be next to the others, where those are what
-        cannot be met."""
+    def excluded(self, goal: Goal) -> dict[str, float]:
+        """By name, what each limit of a latency or a share could be next to the other ones, where
+        those are what cannot be met."""
         goal = replace(
             goal,
             objective="throughput" if goal.objective == "throughput" else "throughput-per-dollar",
             load_rps=None,
             max_price_usd_per_hour=None,
-            on_demand_share=0.0,
-            max_zone_share=1.0,
         )
-        limited = [name for name in LATENCIES if getattr(goal, name) is not None]
-        if len(limited) < 2 or self._first(goal) is not None:
+        named: list[str] = [name for name in LATENCIES if getattr(goal, name) is not None]
+        named += [name for name, none in _SHARES.items() if getattr(goal, name) != none]
+        if not named or self._first(goal) is not None:
             return {}
-        values = {name: self._shortest_s(goal, name) for name in limited}
+        values = {name: self._next_to_others(goal, name) for name in named}
         return {name: value for name, value in values.items() if value is not None}
 
-    def _shortest_s(self, goal: Goal, name: Latency) -> float | None:
-        """About the shortest limit of a latency next to the other ones, by halving."""
-        short_s, long_s = getattr(goal, name), math.inf
-        limit: dict[str, Any] = {name: None}
+    def _next_to_others(self, goal: Goal, name: str) -> float | None:
+        """About the nearest value of a limit that is met next to the other ones, by halving."""
+        missed: float = getattr(goal, name)
+        met: float | None = None
+        value: dict[str, Any] = {name: _SHARES.get(name)}
         for _ in range(_MAX_HALVINGS):
-            plan = self._first(replace(goal, **limit))
+            plan = self._first(replace(goal, **value))
             if plan is not None:
-                long_s = min(long_s, *(_latency_s(one, name) for one in plan.pipelines))
-            elif math.isinf(long_s):
+                met = value[name] if name in _SHARES else _longest_s(plan, name)
+            elif met is None:
                 return None
             else:
-                short_s = limit[name]
-            if long_s <= short_s * _CLOSE:
+                missed = value[name]
+            if abs(met - missed) <= (_CLOSE - 1) * max(met, missed):
                 break
-            limit = {name: math.sqrt(short_s * long_s)}
-        return _rounded(long_s, ROUND_CEILING)
+            value = {name: (met + missed) / 2 if name in _SHARES else math.sqrt(met * missed)}
+        assert met is not None, "the loop has begun"
+        return _rounded(met, ROUND_FLOOR if name == "on_demand_share" else ROUND_CEILING)
 
     def _first(self, *goals: Goal) -> Plan | None:
         """The plan for the first of these goals that is met in time."""
@@ -145,8 +148,9 @@ class _Asker:
         return None
 
 
-def _latency_s(pipeline: PlannedPipeline, name: Latency) -> float:
-    return float(getattr(pipeline.estimate, name.removeprefix("slo_")))
+def _longest_s(plan: Plan, name: str) -> float:
+    """The latency that all pipelines of a plan keep."""
+    return max(float(getattr(one.estimate, name.removeprefix("slo_"))) for one in plan.pipelines)
 
 
 def _rounded(value: float, rounding: str) -> float:

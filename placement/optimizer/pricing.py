@@ -16,6 +16,7 @@ from placement.optimizer.columns import Column, make_column
 from placement.optimizer.knapsack import CheapestMachines
 from placement.optimizer.rates import Ints
 from placement.optimizer.search import TOLERANCE, Search
+from placement.plan import Goal
 from placement.roofline import Array
 
 
@@ -66,3 +67,14 @@ def best_ratio(
         if column.rps > 0:
             columns.append(column)
     return Priced(columns=columns, bound=float(search.bound[0]))
+
+
+def ratio_bound(goal: Goal, priced: Priced | None) -> float:
+    """No fleet has a better value of the goal's objective than that of pipelines of the best ratio
+    of throughput to price, whatever else limits it. priced: those ratios, if they are known."""
+    if goal.objective == "cost-for-load":
+        assert goal.load_rps is not None, "the objective needs it"
+        return 0.0 if priced is None else goal.load_rps / priced.bound
+    if goal.objective == "throughput" or priced is None:
+        return np.inf
+    return priced.bound

@@ -21,7 +21,7 @@ from placement.optimizer.fleet import Fleet, best_fleet, make_packing
 from placement.optimizer.large import Generation
 from placement.optimizer.latency import latency_limits
 from placement.optimizer.machines import check_offers
-from placement.optimizer.pricing import best_ratio
+from placement.optimizer.pricing import Priced, best_ratio, ratio_bound
 from placement.optimizer.search import TOLERANCE
 from placement.optimizer.shortage import does_not_fit, fits
 from placement.plan import Goal, Plan
@@ -34,7 +34,7 @@ MAX_LISTED_LIMITED = 200
 # So many are still listed where pipelines of machines given differ from the cheapest: latencies
 # that are sums over the stages, interruptions, shares; and to close a gap of column generation.
 MAX_CLOSED = 2000
-_ROUGH = 0.2
+_ROUGH, _FINE = 0.2, 1e-3
 
 
 def solve(
@@ -202,7 +202,7 @@ class Listing:
         self.cluster = cluster
         self.clock = clock
         self._search = search_sets(cluster, cluster.sets())
-        self._first: list[Column] = []
+        self._first: Priced | None = None
 
     def columns(self) -> list[Column]:
         """The best pipeline of every set of machines."""
@@ -211,19 +211,22 @@ class Listing:
 
     def run(self) -> tuple[Chosen, Fleet]:
         cluster, clock = self.cluster, self.clock
-        if not self._first and not clock.is_over():
+        if self._first is None and not clock.is_over():
             # Something to fall back on, should there be no time for all.
             self._first = best_ratio(
-                cluster, cluster.counts, cluster.prices, tolerance=_ROUGH, is_over=clock.is_over
-            ).columns
+                cluster,
+                cluster.counts,
+                cluster.prices,
+                tolerance=_ROUGH if len(self._search.points) <= MAX_LISTED_LIMITED else _FINE,
+                is_over=clock.is_over,
+            )
         columns = self.columns()
-        if clock.is_over():
-            columns += self._first
+        if clock.is_over() and self._first is not None:
+            columns += self._first.columns
         fleet = best_fleet(make_packing(cluster, columns))
         if fleet is None:
             raise nothing_meets(clock)
         if clock.is_over():
-            # Some sets were not searched: nothing is proven.
-            unproven = 0.0 if cluster.goal.objective == "cost-for-load" else np.inf
-            fleet = replace(fleet, bound=unproven)
+            # Some sets were not searched: nothing is proven of fleets of several pipelines.
+            fleet = replace(fleet, bound=ratio_bound(cluster.goal, self._first))
         return list(zip(columns, fleet.numbers, strict=True)), fleet

@@ -346,7 +346,6 @@ def test_formats_of_the_model_are_overridden(cluster: Path, asked: list[dict[str
         (["--slo-ttft", "soon"], "--slo-ttft: 'soon' is no time"),
         (["--slo-ttft", "0s"], "--slo-ttft: must be positive"),
         (["--slo-ttft", "9s", "--slo-latency", "5s"], "--slo-ttft: 9 s lie above --slo-latency"),
-        (["--slo-tpot", "1s", "--slo-latency", "5s"], "--slo-tpot: 1 s for each of 232 tokens"),
         (["--latency-penalty", "2"], "--latency-penalty: needs one of --slo-ttft"),
         (["--latency-penalty", "-1", "--slo-ttft", "1s"], "--latency-penalty: must be at least 0"),
         (["--max-price", "-5"], "--max-price: must be positive"),

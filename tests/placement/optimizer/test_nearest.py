@@ -142,3 +142,25 @@ def test_when_time_is_up_only_what_needs_no_search_is_told() -> None:
     assert set(asked(goal, time_limit_s=0).nearest) == {"slo_ttft_s"}
     error = asked(replace(goal, slo_ttft_s=None), time_limit_s=0)
     assert error.message == "no fleet of these offers meets the goal"
+
+
+def test_shares_that_exclude_each_other_are_told_next_to_each_other() -> None:
+    """Two of the three machines are in one zone and spot, and the third one can do less."""
+    machines = [
+        plans.offer("g6e.xlarge", 2, market="spot", zone="a", price_usd_per_hour=1.0),
+        plans.offer("g6.xlarge", 1, market="on_demand", zone="b", price_usd_per_hour=3.0),
+    ]
+
+    def find(goal: Goal, time_limit_s: float = 60.0) -> Plan:
+        return solve(machines, ESTIMATES, goal, time_limit_s=time_limit_s)
+
+    goal = Goal(objective="throughput", on_demand_share=0.7, max_zone_share=0.8)
+    with pytest.raises(Unmet):
+        find(goal)
+    error = unmet(goal, machines, ESTIMATES, find, time_limit_s=60)
+    assert set(error.nearest) == {"on_demand_share", "max_zone_share"}
+    assert error.nearest["on_demand_share"] < 0.7
+    assert error.nearest["max_zone_share"] > 0.8
+    for name, value in error.nearest.items():
+        met: dict[str, Any] = {name: value}
+        assert find(replace(goal, **met)).pipelines
