@@ -11,8 +11,10 @@ from workflows.checked import CheckedWorkflow, check_workflow
 from workflows.errors import InvalidWorkflow, KeyReused, NodeFailed, RunNotFound, TooManyRuns
 from workflows.operators.base import NodeContext, NodeResult
 from workflows.run import Run, RunKey
+from workflows.run_restoring import restored_run
 from workflows.service import WorkflowService
 from workflows.signature import Identity
+from workflows.stores.runs import StoredRun
 
 pytestmark = pytest.mark.anyio
 
@@ -429,6 +431,38 @@ async def test_nodes_of_runs_inside_are_held_by_the_run_around_them(
     other = await bench.submit("y", behind="c")
     assert other.state.nodes["a"].shared == "cache"
     await bench.end(run, other)
+    assert service.shared_work.num_held == 0
+
+
+async def test_a_run_that_is_gone_on_with_holds_what_it_does_now(service: WorkflowService) -> None:
+    bench = Bench(service)
+    document = {"nodes": [echo("a", "x"), echo("b", "y", depends_on=["a"])]}
+    events: list[list[Any]] = [
+        ["run.created", 1.0, None, {}],
+        ["node.ready", 1.0, "a", {}],
+        ["node.started", 1.0, "a", {"attempt": 1}],
+    ]
+    stored = StoredRun(
+        id="run_1",
+        tenant="key:t",
+        owner=1,
+        name=None,
+        error=None,
+        status="in_progress",
+        created_s=1.0,
+        finished_s=None,
+        document=document,
+        inputs={},
+        events={"": events},
+    )
+    workflow = check_workflow(document, bench.operators)
+    run = restored_run(stored, "t", workflow, wall_offset_s=0.0)
+    service._enter(run)
+    await anyio.wait_all_tasks_blocked()
+    assert bench.executed == ["a", "b"]
+    late = await bench.submit(behind="c")
+    assert late.state.nodes["a"].shared == "cache"
+    await bench.end(run, late)
     assert service.shared_work.num_held == 0
 
 
