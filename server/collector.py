@@ -13,13 +13,14 @@ from typing import Protocol
 from spot.engines.base import DeltaSink
 from spot.errors import ShuntyardError
 from spot.generation import Generation, TokenDelta
+from spot.shared_generations import Sharing
 
 
 class Generations(Protocol):
     """Where generations run: an engine, or what shares it."""
 
-    def submit(self, generation: Generation, sink: DeltaSink) -> bool | None:
-        """As `Engine.submit`; true if it shares what another one generates."""
+    def submit(self, generation: Generation, sink: DeltaSink) -> Sharing | None:
+        """As `Engine.submit`; if it has the output of another one, whether that still runs."""
 
     def abort(self, generation_id: str) -> None:
         """As `Engine.abort`."""
@@ -54,7 +55,8 @@ class Collector:
 
     stream_interval: tokens to gather before they are handed on; the first and the last never wait.
     finished: generations of which nothing is left to be run.
-    num_shared: how many have the output of an equal one that ran already.
+    num_shared: how many have the output of an equal one. num_from_cache: of these, of one that had
+    ended.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Collector:
         self._finished = finished
         self._log = log
         self.num_shared = 0
+        self.num_from_cache = 0
         self._received: set[int] = set()
         self._pending: dict[int, TokenDelta] = {}
         self._error: ShuntyardError | None = None
@@ -85,8 +88,9 @@ class Collector:
                 if index in self._finished:
                     continue
                 self._open.add(index)
-                if self._engine.submit(generation, _Sink(self, index)):
-                    self.num_shared += 1
+                sharing = self._engine.submit(generation, _Sink(self, index))
+                self.num_shared += sharing is not None
+                self.num_from_cache += sharing == "cache"
         except BaseException:
             self.abort(list(self._open))
             raise

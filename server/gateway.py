@@ -20,6 +20,7 @@ from server.text.tokenizer import ChatTokenizer
 from server.version import INSTANCE
 from spot.engines.base import Engine, EngineStatus
 from spot.errors import EngineUnavailable, Overloaded, ShuntyardError
+from spot.kept_outputs import KeptOutputs
 from spot.parsed import ParserSource
 from spot.shared_generations import SharedGenerations
 from workflows.service import WorkflowService
@@ -167,6 +168,7 @@ class Gateway:
     further_engines: those of pooling models. journal: None unless generations are journaled.
     workflows: entered by the caller, as the engine and the keeper are.
     shares_equal: whether equal deterministic generations that run at once are one.
+    kept_outputs: what such ones said, for equal ones that come later; None where nothing is kept.
     generations: where they run. prefills_ahead: whether what is known of a workflow's prompt is
     read while the rest is still being made.
     """
@@ -184,12 +186,13 @@ class Gateway:
     journal: Journal | None = None
     workflows: WorkflowService = field(default_factory=WorkflowService)
     shares_equal: bool = False
+    kept_outputs: KeptOutputs | None = None
     prefills_ahead: bool = False
     generations: Generations = field(init=False)
 
     def __post_init__(self) -> None:
-        engine = self.model.engine
-        self.generations = SharedGenerations(engine) if self.shares_equal else engine
+        engine, kept = self.model.engine, self.kept_outputs
+        self.generations = SharedGenerations(engine, kept) if self.shares_equal else engine
 
     @property
     def fingerprint(self) -> str:

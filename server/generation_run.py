@@ -79,6 +79,7 @@ class GenerationRun:
             self._admission.__exit__(None, None, None)
             raise
         self._record.num_shared = self._collector.num_shared
+        self._record.num_from_cache = self._collector.num_from_cache
         self._record.submitted_s = anyio.current_time()
         self._gateway.metrics.begin(self._record)
         self._gateway.live.add(self)

@@ -124,6 +124,8 @@ def describe_record(record: RequestRecord, end_s: float) -> dict[str, Any]:
         }
     if record.num_shared:
         fields["shared"] = record.num_shared
+    if record.num_from_cache:
+        fields["from_cache"] = record.num_from_cache
     if record.num_migrations:
         fields["migrations"] = record.num_migrations
     if record.error:

@@ -132,11 +132,13 @@ class Metrics:
             "Tokens of workflows' prompts that the engine read before the rest was there.",
             registry=self.registry,
         )
-        self._shared = Counter(
+        shared = Counter(
             "shuntyard_shared_generations",
-            "Generations that were not run, because an equal one was running.",
+            "Generations that were not run: an equal one ran, or its output was kept.",
+            ["how"],
             registry=self.registry,
         )
+        self._shared_inflight, self._shared_cache = map(shared.labels, ("inflight", "cache"))
         self._in_flight = Gauge(
             "shuntyard_requests_in_flight", "Requests being answered.", registry=self.registry
         )
@@ -152,7 +154,8 @@ class Metrics:
     def begin(self, record: RequestRecord) -> None:
         """A request has reached the engine. Its tokens count from now on, as they come."""
         self._live[id(record)] = record
-        self._shared.inc(record.num_shared)
+        self._shared_inflight.inc(record.num_shared - record.num_from_cache)
+        self._shared_cache.inc(record.num_from_cache)
 
     def observe(self, record: RequestRecord, endpoint: str, now_s: float) -> None:
         """Count a request that has ended, however it ended."""

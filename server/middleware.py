@@ -69,7 +69,7 @@ class RequestContext:
                 if record.submitted_s is not None:
                     headers.append((b"x-shuntyard-migrations", b"%d" % record.num_migrations))
                 if record.num_shared:
-                    headers.append((b"x-shuntyard-shared", b"%d" % record.num_shared))
+                    headers.append((b"x-shuntyard-shared", _shared(record)))
                 message["headers"] = headers
             await send(message)
 
@@ -81,6 +81,13 @@ class RequestContext:
             self._log.write(record, end_s)
             if self._tracer is not None:
                 self._tracer.record(scope, record, end_s)
+
+
+def _shared(record: RequestRecord) -> bytes:
+    """An integer of RFC 8941: how many choices were others' work; as a parameter, how many of them
+    were kept."""
+    text = b"%d" % record.num_shared
+    return text + b";cache=%d" % record.num_from_cache if record.num_from_cache else text
 
 
 def _tidy(path: str) -> str:

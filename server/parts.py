@@ -48,6 +48,7 @@ from spot.engines.vllm_compat.flags import read_engine_flags
 from spot.errors import InvalidRequest
 from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet
+from spot.kept_outputs import KeptOutputs
 from workflows.functions import Function, FunctionsUnusable, load_functions
 from workflows.outbound.addresses import AddressPolicy
 from workflows.stores.database import Database
@@ -99,14 +100,16 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     )
     slots = build_slots(settings)
     slots.set_slots("llm", 0)
+    kept = _kept_outputs(settings)
     fleet = Fleet(
         pipelines.at_start(),
         policy=_failover_policy(settings),
         on_subnode=slots.attained,
         on_capacity=partial(slots.set_slots, "llm"),
+        on_pipelines=(lambda: None) if kept is None else kept.clear,
     )
     slots.on_reprioritise = fleet.reprioritise
-    gateway = _build_gateway(settings, model, names, metrics, tokenizer, fleet, say)
+    gateway = _build_gateway(settings, model, names, metrics, tokenizer, fleet, kept, say)
     gateway.further_engines = list(pooling_engines)
     gateway.metrics.registry.register(FleetMetrics(fleet))
     if gateway.journal is not None:
@@ -160,6 +163,12 @@ def _functions(settings: Settings) -> dict[str, Function]:
     except FunctionsUnusable as error:
         path = settings.workflow_functions
         raise SettingsError(f"--workflow-functions: {path} {error}") from error.__cause__
+
+
+def _kept_outputs(settings: Settings) -> KeptOutputs | None:
+    if not settings.chat_cache_ttl:
+        return None
+    return KeptOutputs(ttl_s=settings.chat_cache_ttl, max_bytes=settings.chat_cache_bytes)
 
 
 def _failover_policy(settings: Settings) -> FailoverPolicy:
@@ -222,6 +231,7 @@ def _build_gateway(
     metrics: Metrics,
     tokenizer: ChatTokenizer,
     engine: Engine,
+    kept: KeptOutputs | None,
     say: Say,
 ) -> Gateway:
     return Gateway(
@@ -249,6 +259,7 @@ def _build_gateway(
         salt_secret=secrets.token_bytes(32) if len(settings.keys_by_tenant) > 1 else None,
         version=VERSION,
         shares_equal=settings.share_equal_requests,
+        kept_outputs=kept,
         prefills_ahead=settings.workflow_prefill_ahead,
         journal=_open_journal(settings, say),
     )

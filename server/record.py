@@ -19,7 +19,8 @@ class RequestRecord:
     """One request. Times are of the event loop's clock, in seconds.
 
     queue_s: the longest that one of its generations waited for a seat in the engine.
-    num_shared: its generations that have the output of equal ones, which ran already.
+    num_shared: its generations that have the output of equal ones. num_from_cache: of these, of
+        ones that had ended; the others ran already.
     num_migrations: how often its generations lost their pipeline and went on elsewhere.
     n, max_tokens: choices per prompt, and the output limit of each.
     num_counted_tokens, is_prompt_counted: what the token counters have of this request so far.
@@ -45,6 +46,7 @@ class RequestRecord:
     num_output_tokens: int = 0
     num_choices: int = 0
     num_shared: int = 0
+    num_from_cache: int = 0
     num_migrations: int = 0
     n: int = 1
     max_tokens: int = 0

@@ -68,6 +68,8 @@ def say(text: str) -> None:
 def _check_together(settings: Settings) -> None:
     if settings.enable_auto_tool_choice and not settings.tool_call_parser:
         raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
+    if settings.chat_cache_ttl and not settings.share_equal_requests:
+        raise SettingsError("--chat-cache-ttl does not go with --no-share-equal-requests")
     if (settings.ssl_keyfile is None) != (settings.ssl_certfile is None):
         raise SettingsError("--ssl-keyfile and --ssl-certfile belong together")
     for name in ("ssl_keyfile", "ssl_certfile"):

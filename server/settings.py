@@ -103,6 +103,19 @@ class Settings(BaseSettings):
         "deterministic (temperature 0 or a seed)",
         group=SERVE,
     )
+    chat_cache_ttl: float = _setting(
+        0.0,
+        "seconds for which the answer to a deterministic request is replayed to equal ones of its "
+        "tenant; 0 for never",
+        group=SERVE,
+        ge=0,
+    )
+    chat_cache_bytes: int = _setting(
+        64 * 1024 * 1024,
+        "outputs that are kept for that; those used longest ago go first",
+        group=SERVE,
+        ge=0,
+    )
     embedding_model: str | None = _setting(
         None,
         "folder or hub name of an embedding model to serve as well; 'demo' for a small one",

@@ -94,6 +94,7 @@ class LlmOperator:
         return Identity(
             content={"model": self._gateway.model.root, "request": content},
             sampled="sampled: neither is temperature 0 nor is there a seed" if is_sampled else "",
+            is_pure=not is_sampled,
             wants_deltas=bool(params.stream),
         )
 

@@ -146,6 +146,7 @@ class Fleet:
     on_subnode: is told the id of a generation and the tokens that it attained, after each sub-node
         and at its end.
     on_capacity: is told how many generations the pipelines take at once, when that changes.
+    on_pipelines: is called when a pipeline begins to serve, also anew, and when one is gone.
     """
 
     def __init__(
@@ -155,12 +156,14 @@ class Fleet:
         policy: FailoverPolicy | None = None,
         on_subnode: Callable[[str, int], None] | None = None,
         on_capacity: Callable[[int], None] | None = None,
+        on_pipelines: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = FleetState(policy)
         self.events = FleetEvents()
         self._specs = specs
         self._on_subnode = on_subnode
         self._on_capacity = on_capacity
+        self._on_pipelines = on_pipelines
         self._num_admitted: int | None = None
         self._members: dict[str, _Member] = {}
         self._flights: dict[str, _Flight] = {}
@@ -510,6 +513,7 @@ class Fleet:
             self.state.forget(pipeline_id)
             self._update_card()
             self._say("gone", pipeline_id)
+            self._on_pipelines()
             member.left.set()
 
     async def _tick(self) -> None:
@@ -593,6 +597,7 @@ class Fleet:
         )
         self._update_card()
         self._say("ready", pipeline_id)
+        self._on_pipelines()
         self._carry_out(commands)
 
     def _update_card(self) -> None:

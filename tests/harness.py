@@ -48,6 +48,7 @@ from spot.engines.scripted import Faults, Script, ScriptedEngine
 from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet, PipelineSpec
 from spot.generation import Generation
+from spot.kept_outputs import KeptOutputs
 from workflows.service import WorkflowService
 from workflows.slots import Slots
 
@@ -361,6 +362,7 @@ def serving(
     policy: FailoverPolicy | None = None,
     journal: Path | Journal | None = None,
     instance: str = INSTANCE,
+    kept_outputs: KeptOutputs | None = None,
 ) -> Iterator[Server]:
     """Serve with a scripted engine.
 
@@ -374,6 +376,7 @@ def serving(
     wrap: puts something around the whole application.
     journal: a folder for the journal of generations, or the journal itself.
     instance: what the server says of itself.
+    kept_outputs: where outputs are kept; with it equal generations are one.
     """
     tokenizer = tokenizer or demo_tokenizer()
     assert tokenizer.eos_token_id is not None
@@ -402,6 +405,7 @@ def serving(
             policy=policy,
             on_subnode=slots.attained,
             on_capacity=partial(slots.set_slots, "llm"),
+            on_pipelines=(lambda: None) if kept_outputs is None else kept_outputs.clear,
         )
         slots.on_reprioritise = fleet.reprioritise
     gateway = Gateway(
@@ -421,6 +425,8 @@ def serving(
         instance=instance,
         journal=Journal(journal, now_s=time.time) if isinstance(journal, Path) else journal,
         workflows=WorkflowService(slots),
+        shares_equal=kept_outputs is not None,
+        kept_outputs=kept_outputs,
     )
     gateway.metrics.registry.register(WorkflowMetrics(gateway.workflows))
     if gateway.journal is not None:

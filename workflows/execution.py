@@ -17,15 +17,22 @@ from workflows.complaints import complaints, shown_path
 from workflows.errors import NodeFailed
 from workflows.operators.base import NodeContext, NodeResult, Writing
 from workflows.run_state import StartNode
-from workflows.shared_work import Emit, Shared, SharedWork
+from workflows.shared_work import Emit, Shared, SharedWork, Source
 from workflows.signature import Identity, Shareable, signature
 
 logger = logging.getLogger(__name__)
 
-_REASONS: dict[Shared, str] = {
+_SHARED: dict[Source, Shared] = {
+    "none": "none",
+    "inflight": "inflight",
+    "held": "cache",
+    "cache": "cache",
+}
+_REASONS: dict[Source, str] = {
     "none": "no equal work was there: it ran itself",
     "inflight": "equal work was running",
-    "cache": "equal work was done before",
+    "held": "equal work was done before, and a run that has used it is active",
+    "cache": "equal work was done before, no longer ago than cache.ttl_s",
 }
 
 
@@ -110,15 +117,22 @@ class NodeExecutor:
 
         cache = start.node.spec.cache
         ttl_s = None if cache is None else cache.ttl_s
-        expected = self._work.how(key, ttl_s=ttl_s)
+        expected = _SHARED[self._work.source(key, ttl_s=ttl_s)]
         if expected != "none":
             context.note_shared(expected)
-        result, shared = await self._work.result(
-            key, work, job=context.job, emit=context.emit, ttl_s=ttl_s, tasks=self._tasks
+        result, source = await self._work.result(
+            key,
+            work,
+            job=context.job,
+            emit=context.emit,
+            ttl_s=ttl_s,
+            is_pure=identity.is_pure,
+            tasks=self._tasks,
         )
+        shared, reason = _SHARED[source], _REASONS[source]
         if shared != "none":
-            return Outcome(result=_without_cost(result), shared=shared, reason=_REASONS[shared])
-        return _own(result, _REASONS[shared])
+            return Outcome(result=_without_cost(result), shared=shared, reason=reason)
+        return _own(result, reason)
 
 
 def _own(result: NodeResult, reason: str) -> Outcome:

@@ -383,6 +383,8 @@ class WorkflowService:
             return
         if run.slots is not None:
             run.slots.ended(is_completed=run.state.status == "completed")
+        if run.root is None:
+            self.shared_work.release(run.id)
         if run.ended.is_set():
             return
         run.events.close()
@@ -472,6 +474,8 @@ class WorkflowService:
         root = run.root or run
         root.num_bytes += len(orjson.dumps(result.output))
         if root.num_bytes > self._max_run_bytes:
+            # What the run does not keep, it must not hold for others.
+            self.shared_work.release(root.id)
             message = f"a run may hold {self._max_run_bytes:,} bytes of outputs at most"
             raise NodeFailed(message, code="output_too_large", is_retryable=False)
 

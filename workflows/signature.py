@@ -1,9 +1,14 @@
 """The content signature of a node: equal ones would compute the same.
 
 It is taken when a node is ready, of its operator and of what the operator says its work depends on:
-rendered parameters, and versions of everything that it reads. (A signature of the ancestors, as in
-HeraSys, equation 2, is unsafe behind a sampled or live node, whose value differs under the same
-signature, and misses equal inputs that came another way.)
+rendered parameters, and versions of everything that it reads.
+
+HeraSys signs a node by its ancestors as well (equation 2), so that equal work is known before it is
+executed. That is unsafe behind a sampled or live node, whose value differs under the same
+signature, and misses equal inputs that came another way. Where it is safe, behind pure nodes
+(`Identity.is_pure`), the signature of the content finds the same: while a run that has used their
+results is active, equal ancestors have theirs at once (`workflows.held_results`), and the node
+itself is ready, with equal content, before anything is executed.
 
 Source: HeraSys section 4.2. Ours is canonical, length-prefixed, versioned and keyed.
 """
@@ -24,12 +29,14 @@ VERSION = b"1"
 class Identity:
     """content: all that a node's result depends on, as JSON.
 
-    sampled: why equal work would not give an equal result; empty if it would. wants_deltas: whether
-    the node streams its output.
+    sampled: why equal work would not give an equal result; empty if it would. is_pure: whether it
+    would whenever it is done, as long as the server runs: nothing that the content does not name
+    has a part in it. wants_deltas: whether the node streams its output.
     """
 
     content: Any
     sampled: str = ""
+    is_pure: bool = False
     wants_deltas: bool = False
 
 

@@ -16,6 +16,8 @@ import pytest
 from spot.engines.hosted import HostConfig, HostedEngine
 from spot.errors import EngineFailed, InvalidRequest
 from spot.generation import Generation, SamplingParams, StructuredOutput
+from spot.kept_outputs import KeptOutputs
+from spot.shared_generations import SharedGenerations
 from tests.sink import Sink
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.timeout(300)]
@@ -162,6 +164,23 @@ async def test_a_prefix_that_was_seen_is_cached(
     whole_blocks = len(long_prompt) // engine.card.block_size
     assert output.num_cached_tokens == whole_blocks * engine.card.block_size
     assert engine.stats.prefix_cache_hits >= output.num_cached_tokens
+
+
+async def test_a_replay_is_what_the_engine_would_say_again(
+    engine: HostedEngine, submit: Submitter, prompt: list[int]
+) -> None:
+    sampling = SamplingParams(max_tokens=200, temperature=0.0, logprobs=2, prompt_logprobs=1)
+    shared = SharedGenerations(engine, KeptOutputs(ttl_s=600, max_bytes=2**20))
+    first, replayed = Sink(), Sink()
+    assert shared.submit(Generation("replay-1", prompt, sampling), first) is None
+    said = await first.output()
+    assert said.finish_reason == "stop"
+    assert shared.submit(Generation("replay-2", prompt, sampling), replayed) == "cache"
+    output, again = await replayed.output(), await submit(prompt, sampling).output()
+    assert output.token_ids == said.token_ids == again.token_ids
+    assert (output.logprobs, output.prompt_logprobs) == (said.logprobs, said.prompt_logprobs)
+    assert len(output.logprobs or ()) == len(output.token_ids)
+    assert (output.stop_token_id, output.finish_reason) == (None, "stop")
 
 
 async def test_a_cache_salt_keeps_prefixes_apart(submit: Submitter, prompt: list[int]) -> None:

@@ -79,6 +79,36 @@ def test_equal_nodes_of_concurrent_runs_are_generated_once(live: LiveServer) -> 
     assert sum(run["usage"]["completion_tokens"] for run in runs) == 64
 
 
+def test_a_run_that_comes_late_catches_up_with_an_equal_one(live: LiveServer) -> None:
+    choice = {"structured_outputs": {"choice": ["the sea", "the sky"]}}
+    story = "Tell a story about {{ nodes.topic.output.text }} and a lighthouse."
+    nodes = [
+        llm("topic", "Which is wider, the sea or the sky?", **choice),
+        llm("story", story, max_tokens=300, ignore_eos=True),
+    ]
+    body = {"nodes": nodes}
+    path = f"{PATH}/{live.http.post(PATH, json={**body, 'background': True}).json()['id']}"
+
+    def node(name: str) -> dict[str, Any]:
+        return dict(live.http.get(path).json()["nodes"][name])
+
+    until(lambda: node("story")["started_at"] is not None, within_s=60)
+    late = live.http.post(PATH, json=body, timeout=120).json()
+    first = live.http.get(path).json()
+    assert (first["status"], late["status"]) == ("completed", "completed")
+    assert late["nodes"]["topic"]["shared"] == "cache"
+    assert late["nodes"]["story"]["shared"] == "inflight"
+    assert late["outputs"] == first["outputs"]
+    assert late["usage"]["completion_tokens"] == 0
+    assert late["nodes"]["topic"]["usage"]["shared_tokens"] > 10
+    explained = live.http.get(f"{PATH}/{late['id']}/explain").json()["nodes"]["topic"]
+    assert "active" in explained["reason"]
+    # Nothing of them is left: the same again is generated again.
+    again = live.http.post(PATH, json={"nodes": nodes[:1]}, timeout=120).json()["nodes"]["topic"]
+    assert again["shared"] == "none"
+    assert again["output"]["text"] == first["nodes"]["topic"]["output"]["text"]
+
+
 def test_equal_chats_are_generated_once(live: LiveServer) -> None:
     body = {"messages": [{"role": "user", "content": "Tell another long story."}]}
     body |= {"temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": True}

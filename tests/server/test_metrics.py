@@ -160,3 +160,10 @@ def test_a_refusal_by_the_engine_is_no_success(metrics: Metrics) -> None:
     labels = {**ENGINE, "finished_reason": "client_error"}
     assert value(metrics, "vllm:request_success_total", **labels) is None
     assert value(metrics, "shuntyard_requests_total", endpoint="/x", outcome="client_error") == 1
+
+
+def test_shared_generations_are_counted_by_how(metrics: Metrics) -> None:
+    metrics.begin(generated(num_shared=3, num_from_cache=2))
+    metrics.begin(generated(num_shared=1))
+    name = "shuntyard_shared_generations_total"
+    assert [value(metrics, name, how=how) for how in ("inflight", "cache")] == [2, 2]

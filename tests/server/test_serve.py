@@ -45,6 +45,7 @@ def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         (Settings(enable_auto_tool_choice=True), "--tool-call-parser"),
+        (Settings(chat_cache_ttl=1, share_equal_requests=False), "--no-share-equal-requests"),
         (Settings(ssl_keyfile=Path("key.pem")), "belong together"),
         (
             Settings(ssl_keyfile=Path("none.pem"), ssl_certfile=Path("none.pem")),

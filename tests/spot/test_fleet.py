@@ -297,6 +297,21 @@ async def test_the_capacity_is_told_whenever_it_changes() -> None:
         assert len(told) == len(set(told))
 
 
+async def test_it_is_told_when_a_pipeline_begins_to_serve_or_is_gone() -> None:
+    told: list[None] = []
+    first = engine()
+    async with fleet_of(first, engine(), on_pipelines=lambda: told.append(None)) as fleet:
+        await _until(lambda: len(told) == 2)
+        await generate(fleet, GREEDY)
+        first.die()
+        await _until(lambda: fleet.describe()[0]["state"] != "serving")
+        first.revive()
+        await _until(lambda: len(told) == 3)
+        fleet.drain_pipeline("p1", deadline_s=None)
+        await _until(lambda: "p1" not in fleet.statuses())
+        assert len(told) == 4
+
+
 async def test_what_is_ranked_anew_takes_the_seat_of_what_runs() -> None:
     policy = FailoverPolicy(subnode_tokens=4)
     whole = await uninterrupted(GREEDY)

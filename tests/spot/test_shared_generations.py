@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from spot.engines.base import DeltaSink
 from spot.errors import EngineFailed, EngineUnavailable, ShuntyardError
 from spot.generation import Generation, SamplingParams, TokenDelta
+from spot.kept_outputs import KeptOutputs
 from spot.shared_generations import SharedGenerations
 
 
@@ -153,7 +154,8 @@ def test_only_what_an_engine_could_not_tell_apart_is_shared(
     shared: SharedGenerations, fields: dict[str, Any], is_shared: bool
 ) -> None:
     shared.submit(generation("a"), Heard())
-    assert shared.submit(generation("b", **fields), Heard()) == is_shared
+    sharing = shared.submit(generation("b", **fields), Heard())
+    assert sharing == ("inflight" if is_shared else None)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,8 @@ def test_samples_are_shared_with_a_seed_only(
     shared: SharedGenerations, sampling: SamplingParams, is_shared: bool
 ) -> None:
     shared.submit(generation("a", sampling=sampling), Heard())
-    assert shared.submit(generation("b", sampling=sampling), Heard()) == is_shared
+    sharing = shared.submit(generation("b", sampling=sampling), Heard())
+    assert sharing == ("inflight" if is_shared else None)
 
 
 def test_every_field_of_a_generation_is_compared_or_known_not_to_matter() -> None:
@@ -183,6 +186,111 @@ def test_every_field_of_a_generation_is_compared_or_known_not_to_matter() -> Non
         value = {"prompt_token_ids": [9], "sampling": sampled(seed=1), "output_token_ids": [9]}
         changed = msgspec.structs.replace(other, **{name: value.get(name, "x")})
         assert not shared.submit(changed, Heard()), name
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def kept() -> KeptOutputs:
+    return KeptOutputs(ttl_s=10, max_bytes=10_000)
+
+
+@pytest.fixture
+def keeping(engine: Engine, kept: KeptOutputs, clock: Clock) -> SharedGenerations:
+    return SharedGenerations(engine, kept, clock=clock)  # type: ignore[arg-type]
+
+
+def test_an_output_that_ended_by_itself_is_replayed_for_a_time(
+    engine: Engine, keeping: SharedGenerations, clock: Clock
+) -> None:
+    first, second = Heard(), Heard()
+    keeping.submit(generation("a"), first)
+    engine.say("a", 5, 6)
+    engine.say("a", 7, finish="stop")
+    clock.now_s += 10
+    assert keeping.submit(generation("b"), second) == "cache"
+    assert (second.tokens, second.finish) == (first.tokens, first.finish) == ([5, 6, 7], "stop")
+    assert (engine.num_submitted, keeping.num_shared) == (1, 1)
+    clock.now_s += 1
+    assert keeping.submit(generation("c"), Heard()) is None
+    assert engine.num_submitted == 2
+
+
+def test_all_that_was_said_is_replayed_though_the_first_has_left(
+    engine: Engine, keeping: SharedGenerations
+) -> None:
+    keeping.submit(generation("a"), Heard())
+    keeping.submit(generation("b"), Heard())
+    engine.say("a", 5)
+    keeping.abort("a")
+    engine.say("a", 6, finish="stop")
+    late = Heard()
+    assert keeping.submit(generation("c"), late) == "cache"
+    assert late.tokens == [5, 6]
+
+
+def test_even_the_most_urgent_takes_what_is_there(
+    engine: Engine, keeping: SharedGenerations
+) -> None:
+    keeping.submit(generation("a"), Heard())
+    engine.say("a", 5, finish="stop")
+    assert keeping.submit(generation("b", priority=-9), Heard()) == "cache"
+
+
+@pytest.mark.parametrize("end", ["length", "failure", "left", "replaced"])
+def test_what_was_cut_or_may_be_another_now_is_not_replayed(
+    engine: Engine, keeping: SharedGenerations, kept: KeptOutputs, end: str
+) -> None:
+    keeping.submit(generation("a"), Heard())
+    engine.say("a", 5)
+    if end == "length":
+        engine.say("a", 6, finish="length")
+    elif end == "failure":
+        engine.running.pop("a").on_error(EngineFailed("x"))
+    elif end == "left":
+        keeping.abort("a")
+    else:
+        kept.clear()
+        engine.say("a", 6, finish="stop")
+    assert keeping.submit(generation("b"), Heard()) is None
+    assert len(kept) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache_salt": "s"},
+        {"prompt_token_ids": [1, 3]},
+        {"sampling": sampled(logprobs=1)},
+        {"output_token_ids": [5]},
+        {"sampling": SamplingParams(max_tokens=9, temperature=0.7)},
+    ],
+)
+def test_only_what_an_engine_could_not_tell_apart_is_replayed(
+    engine: Engine, keeping: SharedGenerations, fields: dict[str, Any]
+) -> None:
+    keeping.submit(generation("a"), Heard())
+    engine.say("a", 5, finish="stop")
+    assert keeping.submit(generation("b", **fields), Heard()) is None
+
+
+def test_a_replay_can_be_aborted_like_any_other(engine: Engine, keeping: SharedGenerations) -> None:
+    keeping.submit(generation("a"), Heard())
+    engine.say("a", 5, finish="stop")
+    keeping.submit(generation("b"), Heard())
+    keeping.abort("b")
+    assert keeping.submit(generation("c"), Heard()) == "cache"
 
 
 Step = tuple[str, int]

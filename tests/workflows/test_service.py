@@ -1,17 +1,20 @@
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
 
-from tests.workflows.fakes import Echo, EchoParams, Work, checked, echo
+from tests.workflows.fakes import Echo, EchoParams, Work, checked, echo, operators
 from workflows.checked import CheckedWorkflow, check_workflow
 from workflows.errors import InvalidWorkflow, KeyReused, NodeFailed, RunNotFound, TooManyRuns
-from workflows.operators.base import NodeContext
+from workflows.operators.base import NodeContext, NodeResult
 from workflows.run import Run, RunKey
+from workflows.run_restoring import restored_run
 from workflows.service import WorkflowService
 from workflows.signature import Identity
+from workflows.stores.runs import StoredRun
 
 pytestmark = pytest.mark.anyio
 
@@ -259,6 +262,220 @@ async def test_a_salt_keeps_nodes_apart_and_a_ttl_lets_later_ones_share(
         run = await ended(service.submit(sharing(node), {}, tenant=""))
         assert run.state.nodes["a"].shared == expected
         assert run.state.nodes["a"].shared_reason
+
+
+class Pure(Sharing):
+    """Echo, whose content says all; live where its text begins with an exclamation mark."""
+
+    def __init__(self, work: Work | None = None, *, may_be_kept: bool = True) -> None:
+        super().__init__(work)
+        self._may_be_kept = may_be_kept
+
+    def identity(self, params: EchoParams) -> Identity:
+        is_pure = not params.text.startswith(("?", "!"))
+        return replace(super().identity(params), is_pure=is_pure)
+
+    async def run(self, params: EchoParams, context: NodeContext) -> NodeResult:
+        return replace(await super().run(params, context), may_be_kept=self._may_be_kept)
+
+
+class Bench:
+    """Runs of `a`, which ends at once, and of further nodes behind it, which end when told."""
+
+    def __init__(self, service: WorkflowService, **options: Any) -> None:
+        self.service = service
+        self.executed: list[str] = []
+        self.may_end = anyio.Event()
+        self.operators = {**operators(), "echo": Pure(self._work, **options)}
+
+    async def _work(self, params: EchoParams, context: NodeContext) -> None:
+        self.executed.append(context.node_id)
+        if context.node_id != "a":
+            await self.may_end.wait()
+
+    async def submit(
+        self, text: str = "x", *, behind: str = "b", tenant: str = "t", **a: Any
+    ) -> Run:
+        """A run whose first node has ended."""
+        nodes = [echo("a", text, **a), echo(behind, f"{behind} {{{{ nodes.a.output.text }}}}")]
+        workflow = check_workflow({"nodes": nodes}, self.operators)
+        run = self.service.submit(workflow, {}, tenant=tenant)
+        await anyio.wait_all_tasks_blocked()
+        assert run.state.nodes["a"].status == "completed"
+        assert run.state.nodes[behind].status == "running"
+        return run
+
+    async def end(self, *runs: Run) -> None:
+        self.may_end.set()
+        for run in runs:
+            assert (await ended(run)).state.status == "completed"
+
+
+async def test_an_equal_run_that_comes_late_catches_up(service: WorkflowService) -> None:
+    bench = Bench(service)
+    first = await bench.submit()
+    second = await bench.submit()
+    assert bench.executed == ["a", "b"]
+    await bench.end(first, second)
+    a, b = (second.state.nodes[name] for name in "ab")
+    assert (a.shared, b.shared) == ("cache", "inflight")
+    assert "active" in a.shared_reason
+    assert a.usage == {"tokens": 0, "shared_tokens": 0}
+    assert first.state.outputs == second.state.outputs
+    kinds = [(event.type, event.node_id) for event in await second.events.after(0)]
+    assert ("node.shared", "a") in kinds
+    # With the runs, what they held is gone.
+    assert service.shared_work.num_held == 0
+    bench.may_end = anyio.Event()
+    await bench.end(await bench.submit())
+    assert bench.executed == ["a", "b"] * 2
+
+
+async def test_who_used_a_result_hands_it_on_when_who_made_it_has_ended(
+    service: WorkflowService,
+) -> None:
+    bench = Bench(service)
+    first, second = await bench.submit(), await bench.submit(behind="c")
+    service.cancel(first)
+    await ended(first)
+    third = await bench.submit(behind="d")
+    assert third.state.nodes["a"].shared == "cache"
+    await bench.end(second, third)
+    assert bench.executed == ["a", "b", "c", "d"]
+    assert service.shared_work.num_held == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"share": {"scope": "none"}}, {}),
+        ({}, {"share": {"scope": "none"}}),
+        ({"share": {"scope": "run"}}, {"share": {"scope": "run"}}),
+        ({}, {"share": {"salt": "s"}}),
+        ({}, {"text": "y"}),
+        ({}, {"tenant": "u"}),
+        ({}, {"effects": "write"}),
+        ({"text": "!"}, {"text": "!"}),
+        ({"text": "?"}, {"text": "?"}),
+        ({"text": "?", "share": {"sampled": True}}, {"text": "?", "share": {"sampled": True}}),
+    ],
+)
+async def test_what_is_not_equal_or_not_pure_or_not_to_be_shared_is_done_again(
+    service: WorkflowService, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    bench = Bench(service)
+    asked = {"b": first, "c": second}
+    runs = [await bench.submit(behind=name, **fields) for name, fields in asked.items()]
+    assert bench.executed == ["a", "b", "a", "c"]
+    assert runs[1].state.nodes["a"].shared == "none"
+    await bench.end(*runs)
+
+
+async def test_a_result_that_was_cut_is_made_again(service: WorkflowService) -> None:
+    bench = Bench(service, may_be_kept=False)
+    runs = [await bench.submit(behind=name) for name in "bc"]
+    assert bench.executed == ["a", "b", "a", "c"]
+    await bench.end(*runs)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "abandoned", "left"])
+async def test_however_a_run_ends_it_holds_nothing_afterwards(how: str) -> None:
+    async with WorkflowService() as service:
+        bench = Bench(service)
+        run = await bench.submit()
+        assert service.shared_work.num_held == 1
+        if how == "cancelled":
+            service.cancel(run)
+        elif how == "abandoned":
+            service._abandon(run.id)
+        if how != "left":
+            await anyio.wait_all_tasks_blocked()
+            assert service.shared_work.num_held == 0
+    assert service.shared_work.num_held == 0
+
+
+async def test_a_run_that_fails_or_expires_holds_nothing_afterwards(
+    service: WorkflowService,
+) -> None:
+    may_fail = anyio.Event()
+
+    async def fail(params: EchoParams, context: NodeContext) -> None:
+        if context.node_id == "b":
+            await may_fail.wait()
+            raise NodeFailed("no", code="x", is_retryable=False)
+
+    nodes = [echo("a", "x"), echo("b", "y", depends_on=["a"])]
+    workflow = check_workflow({"nodes": nodes, "deadline_s": 60}, {"echo": Pure(fail)})
+    for status in ("incomplete", "failed"):
+        run = service.submit(workflow, {}, tenant="")
+        await anyio.wait_all_tasks_blocked()
+        assert service.shared_work.num_held == 1
+        if status == "incomplete":
+            await service._expire(run, 0.0)
+        else:
+            may_fail.set()
+        assert (await ended(run)).state.status == status
+        assert service.shared_work.num_held == 0
+
+
+async def test_nodes_of_runs_inside_are_held_by_the_run_around_them(
+    service: WorkflowService,
+) -> None:
+    bench = Bench(service)
+    inner = {"nodes": [echo("a", "{{ inputs.item }}")]}
+    over = {"workflow": inner, "over": ["x", "y"]}
+    nodes = [{"id": "m", "op": "map", "params": over}, echo("b", "z", depends_on=["m"])]
+    run = service.submit(check_workflow({"nodes": nodes}, bench.operators), {}, tenant="t")
+    await anyio.wait_all_tasks_blocked()
+    assert service.shared_work.num_held == 2
+    other = await bench.submit("y", behind="c")
+    assert other.state.nodes["a"].shared == "cache"
+    await bench.end(run, other)
+    assert service.shared_work.num_held == 0
+
+
+async def test_a_run_that_is_gone_on_with_holds_what_it_does_now(service: WorkflowService) -> None:
+    bench = Bench(service)
+    document = {"nodes": [echo("a", "x"), echo("b", "y", depends_on=["a"])]}
+    events: list[list[Any]] = [
+        ["run.created", 1.0, None, {}],
+        ["node.ready", 1.0, "a", {}],
+        ["node.started", 1.0, "a", {"attempt": 1}],
+    ]
+    stored = StoredRun(
+        id="run_1",
+        tenant="key:t",
+        owner=1,
+        name=None,
+        error=None,
+        status="in_progress",
+        created_s=1.0,
+        finished_s=None,
+        document=document,
+        inputs={},
+        events={"": events},
+    )
+    workflow = check_workflow(document, bench.operators)
+    run = restored_run(stored, "t", workflow, wall_offset_s=0.0)
+    service._enter(run)
+    await anyio.wait_all_tasks_blocked()
+    assert bench.executed == ["a", "b"]
+    late = await bench.submit(behind="c")
+    assert late.state.nodes["a"].shared == "cache"
+    await bench.end(run, late)
+    assert service.shared_work.num_held == 0
+
+
+async def test_what_is_too_large_for_a_run_it_holds_for_nobody() -> None:
+    async with WorkflowService(max_run_bytes=1000) as service:
+        bench = Bench(service)
+        nodes = [echo("a", "x" * 2000, on_error="skip"), echo("b", "y")]
+        run = service.submit(check_workflow({"nodes": nodes}, bench.operators), {}, tenant="t")
+        await anyio.wait_all_tasks_blocked()
+        assert run.state.nodes["a"].status == "skipped"
+        assert not run.state.has_ended
+        assert service.shared_work.num_held == 0
+        service.cancel(run)
 
 
 async def test_cancelling_one_sharer_leaves_the_other(service: WorkflowService) -> None:

@@ -2,13 +2,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import TaskGroup
 
 from tests.workflows.pooling_fakes import FreeJob
 from workflows.errors import NodeFailed
+from workflows.job import NodeKey
 from workflows.operators.base import NodeResult
-from workflows.shared_work import Emit, Shared, SharedWork
+from workflows.shared_work import Emit, SharedWork, Source
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +26,7 @@ class Bench:
         self.may_be_kept = True
         self.emit: Emit | None = None
         self.num_stopped = 0
-        self.outcomes: dict[str, Shared | NodeFailed] = {}
+        self.outcomes: dict[str, Source | NodeFailed] = {}
         self.heard: dict[str, str] = {}
         self.scopes: dict[str, anyio.CancelScope] = {}
 
@@ -39,9 +41,20 @@ class Bench:
             raise self.error
         return NodeResult(output={"n": 1}, may_be_kept=self.may_be_kept)
 
-    async def ask(self, name: str, *, key: str = "k", ttl_s: float | None = None) -> None:
+    async def ask(
+        self,
+        name: str,
+        *,
+        key: str = "k",
+        ttl_s: float | None = None,
+        is_pure: bool = False,
+        run_id: str | None = None,
+    ) -> None:
+        """run_id: by default each asks in a run of its own."""
         self.scopes[name] = anyio.CancelScope()
         self.heard[name] = ""
+        job: Any = FreeJob()
+        job.node = NodeKey(run_id or f"run_{name}", name)
 
         async def subscribe() -> None:
             with self.scopes[name]:
@@ -49,9 +62,10 @@ class Bench:
                     result, shared = await self.shared.result(
                         key,
                         self.work,
-                        job=FreeJob(),  # type: ignore[arg-type]
+                        job=job,
                         emit=hear,
                         ttl_s=ttl_s,
+                        is_pure=is_pure,
                         tasks=self.tasks,
                     )
                     assert result.output == {"n": 1}
@@ -201,3 +215,90 @@ async def test_what_is_larger_than_all_room_is_not_kept(tasks: TaskGroup) -> Non
     bench.may_end.set()
     await bench.ask("a", ttl_s=60)
     assert bench.shared.num_bytes == 0
+
+
+async def test_pure_work_is_found_while_a_run_that_used_it_is_active(tasks: TaskGroup) -> None:
+    bench = Bench(tasks)
+    await bench.ask("a", is_pure=True)
+    await bench.ask("b", is_pure=True)
+    await bench.end()
+    bench.shared.release("run_a")
+    await bench.ask("c", is_pure=True)
+    bench.shared.release("run_b")
+    await bench.ask("d", is_pure=True)
+    assert bench.shared.num_held == 1
+    for name in "cd":
+        bench.shared.release(f"run_{name}")
+    assert bench.shared.num_held == 0
+    await bench.ask("e", is_pure=True)
+    assert bench.outcomes == {
+        "a": "none",
+        "b": "inflight",
+        "c": "held",
+        "d": "held",
+        "e": "none",
+    }
+    assert bench.shared.num_executed == 2
+    assert bench.shared.num_shared == {"inflight": 1, "cache": 2}
+
+
+async def test_whoever_comes_before_the_others_wake_does_not_do_it_again(
+    tasks: TaskGroup,
+) -> None:
+    bench = Bench(tasks)
+    found: list[Source] = []
+    await bench.ask("a", is_pure=True)
+
+    async def look_whenever_the_work_is_over() -> None:
+        while bench.shared.num_running:
+            await anyio.lowlevel.checkpoint()
+        found.append(bench.shared.source("k", ttl_s=None))
+
+    tasks.start_soon(look_whenever_the_work_is_over)
+    await bench.end()
+    assert found == ["held"]
+
+
+async def test_who_comes_late_hears_all_of_what_is_held(tasks: TaskGroup) -> None:
+    bench = Bench(tasks)
+    await bench.ask("a", is_pure=True)
+    assert bench.emit is not None
+    bench.emit("one ")
+    bench.emit("two")
+    await bench.end()
+    await bench.ask("b", is_pure=True)
+    assert bench.heard == dict.fromkeys("ab", "one two")
+
+
+async def test_who_has_left_holds_nothing(tasks: TaskGroup) -> None:
+    bench = Bench(tasks)
+    await bench.ask("a", is_pure=True)
+    await bench.ask("b", is_pure=True)
+    await bench.leave("a")
+    await bench.end()
+    bench.shared.release("run_b")
+    assert bench.shared.num_held == 0
+
+
+@pytest.mark.parametrize("is_pure", [True, False])
+async def test_what_is_cut_failed_or_not_pure_is_not_held(tasks: TaskGroup, is_pure: bool) -> None:
+    bench = Bench(tasks)
+    bench.may_be_kept = not is_pure
+    await bench.ask("a", is_pure=is_pure)
+    await bench.end()
+    bench.error = NodeFailed("no", code="x", is_retryable=False)
+    await bench.ask("b", key="other", is_pure=True)
+    assert bench.shared.num_held == 0
+
+
+async def test_a_result_that_is_kept_is_held_by_who_uses_it_and_so_outlives_its_time(
+    tasks: TaskGroup,
+) -> None:
+    bench = Bench(tasks)
+    bench.may_end.set()
+    await bench.ask("a", is_pure=True, ttl_s=60)
+    bench.shared.release("run_a")
+    await bench.ask("b", is_pure=True, ttl_s=60)
+    await anyio.sleep(0.02)
+    await bench.ask("c", is_pure=True, ttl_s=0.01)
+    assert bench.outcomes == {"a": "none", "b": "cache", "c": "held"}

@@ -56,7 +56,7 @@ class EmbedOperator:
 
     def identity(self, params: EmbedParams) -> Identity:
         """A server's models stay what they are as long as it runs."""
-        return Identity(content=params.model_dump(mode="json"))
+        return Identity(content=params.model_dump(mode="json"), is_pure=True)
 
     def expected_size(self, params: Any, expected_outputs: float) -> Size:
         texts = params.get("input")

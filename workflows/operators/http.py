@@ -99,7 +99,8 @@ class HttpOperator:
         self._client = client
 
     def identity(self, params: HttpParams) -> Identity | None:
-        """Of requests that only read. Whatever writes is sent for each node."""
+        """Of requests that only read. Whatever writes is sent for each node. What is read may
+        change: one request serves those who wait for it."""
         if params.method not in READS:
             return None
         return Identity(content=params.model_dump(mode="json"))

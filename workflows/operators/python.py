@@ -48,6 +48,7 @@ class PythonOperator:
         return Identity(
             content=params.model_dump(mode="json"),
             sampled="" if is_pure else "the function is not marked as pure",
+            is_pure=is_pure,
         )
 
     async def run(self, params: PythonParams, context: NodeContext) -> NodeResult:

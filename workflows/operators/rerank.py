@@ -48,7 +48,7 @@ class RerankOperator:
 
     def identity(self, params: RerankParams) -> Identity:
         """A server's models stay what they are as long as it runs."""
-        return Identity(content=params.model_dump(mode="json"))
+        return Identity(content=params.model_dump(mode="json"), is_pure=True)
 
     async def run(self, params: RerankParams, context: NodeContext) -> NodeResult:
         texts = [_text(place, one) for place, one in enumerate(params.documents)]

@@ -57,9 +57,10 @@ class SearchOperator:
 
     def identity(self, params: SearchParams) -> Identity:
         """With the number of writes that this server knows of: a search that comes after an ingest
-        is not equal to one that began before it."""
+        is not equal to one that began before it. (Where others write too, `run` says so.)"""
         content = params.model_dump(mode="json")
-        return Identity(content=[content, self._store.num_writes(params.collection)])
+        num_writes = self._store.num_writes(params.collection)
+        return Identity(content=[content, num_writes], is_pure=True)
 
     async def run(self, params: SearchParams, context: NodeContext) -> NodeResult:
         space, usage = None, {}
