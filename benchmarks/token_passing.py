@@ -1,4 +1,4 @@
-"""What it gives to read a prompt while another node still writes it, on a server with a real engine.
+"""What it gives to read a prompt while another node still writes it, on a real engine.
 
     python -m benchmarks.token_passing                 8 pairs of each size, about ten minutes
     python -m benchmarks.token_passing --pairs 1       to see that it works
