@@ -210,18 +210,18 @@ def test_what_a_node_writes_is_read_before_it_is_whole(live: LiveServer) -> None
 
     def cached_share(topic: str, text: str) -> float:
         nodes = [
-            llm("draft", f"Write a long story about {topic}.", max_tokens=400, ignore_eos=True),
+            llm("draft", f"Write a long story about {topic}.", max_tokens=300, ignore_eos=True),
             llm("check", f"Check this draft about {topic}: {text}", max_tokens=4),
         ]
         run = live.http.post(PATH, json={"nodes": nodes}, timeout=240).json()
         assert run["status"] == "completed", run["error"]
-        assert run["nodes"]["draft"]["usage"]["completion_tokens"] == 400
+        assert run["nodes"]["draft"]["usage"]["completion_tokens"] == 300
         usage = run["nodes"]["check"]["usage"]
-        assert usage["prompt_tokens"] > 300
+        assert usage["prompt_tokens"] > 250
         return float(usage["cached_tokens"] / usage["prompt_tokens"])
 
     ahead = live.metric("shuntyard_prefilled_ahead_tokens_total")
-    assert cached_share("a lighthouse", "{{ nodes.draft.output.text }}") > 0.6
+    assert cached_share("a lighthouse", "{{ nodes.draft.output.text }}") > 0.5
     assert live.metric("shuntyard_prefilled_ahead_tokens_total") > ahead
     ahead = live.metric("shuntyard_prefilled_ahead_tokens_total")
     assert cached_share("a volcano", "{{ nodes.draft.output.text | trim }}") < 0.3
