@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 from pydantic import ValidationError
 
 from server.endpoints.chat import ChatCompletions, ChatJob, WholeChoice
@@ -107,6 +108,7 @@ class LlmOperator:
 
     async def foresee(self, params: Mapping[str, Any], *, tenant: str) -> None:
         """Let the engine read how the prompt begins, if it has nothing better to do."""
+        await anyio.lowlevel.checkpoint()  # more may be known by now, and this be stopped
         if not self._ahead.is_idle:
             return
         try:
@@ -187,6 +189,8 @@ class LlmOperator:
             constraint_param=constraint_param(params),
         )
         choice = WholeChoice(job, 0)
+        if job.echo:
+            context.emit(job.echo)
         with run:
             while not run.is_done:
                 for _, piece in await run.pieces():

@@ -82,8 +82,7 @@ class NodeExecutor:
                 raise NodeFailed(message, code="interrupted", is_retryable=False)
             await recorded()
         identity = operator.identity(params) if isinstance(operator, Shareable) else None
-        if identity is not None and not identity.wants_deltas:
-            context = context.emitting(lambda _: None)
+        context = context.emitting(_taker(context, identity))
         with anyio.move_on_after(spec.timeout_s):
             reason = "it has effects" if is_write else _why_not(start, identity)
             if reason or identity is None:
@@ -133,6 +132,18 @@ class NodeExecutor:
         if shared != "none":
             return Outcome(result=_without_cost(result), shared=shared, reason=reason)
         return _own(result, reason)
+
+
+def _taker(context: NodeContext, identity: Identity | None) -> Emit:
+    """Who takes what a node says: nodes that can begin with it, and watchers if it streams."""
+    if identity is not None and not identity.wants_deltas:
+        return context.pass_on
+
+    def emit(text: str) -> None:
+        context.emit(text)
+        context.pass_on(text)
+
+    return emit
 
 
 def _own(result: NodeResult, reason: str) -> Outcome:

@@ -67,6 +67,11 @@ class Run:
     def name(self) -> str | None:
         return self.state.workflow.spec.name
 
+    def stop_task(self, key: str) -> None:
+        """Stop the task of this key, if there is one."""
+        if key in self._scopes:
+            self._scopes[key].cancel()
+
     def wall_at(self, at_s: float) -> float:
         """The wall clock at a moment of the event loop's clock."""
         return self.wall_s + (at_s - self.state.created_s)

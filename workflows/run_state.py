@@ -24,7 +24,7 @@ A run that was interrupted is restored from what had happened in it (`workflows.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ import orjson
 
 from workflows.checked import CheckedNode, CheckedWorkflow
 from workflows.errors import NodeFailed, TemplateError
-from workflows.known_prefix import MIN_CHARS, is_known, known_prompt, prompt_chars
+from workflows.known_prefix import MIN_CHARS, Known, known_prompt, prompt_chars
 from workflows.operators.base import Foreseeing, NodeResult
 from workflows.run_progress import (
     ENDED,
@@ -46,6 +46,9 @@ from workflows.run_progress import (
 from workflows.templates import RenderBudget
 
 MAX_RESTARTS = 10
+# A prompt is foreseen again when it has grown by this share, and by MIN_CHARS. The share, since all
+# of it is encoded anew each time; MIN_CHARS, some hundred tokens, are read in a decode step's time.
+_GROWTH = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +98,15 @@ Command = StartNode | StopNode | Happened | ForeseeNode
 
 @dataclass(slots=True, kw_only=True)
 class NodeState(NodeProgress):
-    """One node of one run. params: rendered, while it runs."""
+    """One node of one run. params: rendered, while it runs. said: how its `output.text` begins, as
+    far as its work has said so; num_new_chars: of that, since its children were last looked at."""
 
     node: CheckedNode
     num_missing: int
     children: list[str] = field(default_factory=list)
     params: Any = None
+    said: list[str] = field(default_factory=list)
+    num_new_chars: int = 0
 
 
 class RunState:
@@ -299,42 +305,56 @@ class RunState:
 
     def foresee(self, *, now_s: float) -> list[ForeseeNode]:
         """What has become known of the prompts of nodes that wait, since the last time."""
+        return self._foresee(self._foreseen, now_s)
+
+    def is_heard(self, node_id: str) -> bool:
+        """Whether some node may begin with the text of this one before it has ended."""
+        return any(child in self._foreseen for child in self.nodes[node_id].children)
+
+    def work_said(self, node_id: str, text: str, *, now_s: float) -> list[ForeseeNode]:
+        """The `output.text` that a node's work will have goes on with `text`."""
+        state = self.nodes[node_id]
+        if state.status != "running":
+            return []
+        state.said.append(text)
+        state.num_new_chars += len(text)
+        if state.num_new_chars < MIN_CHARS:
+            return []
+        state.num_new_chars = 0
+        return self._foresee(state.children, now_s)
+
+    def _foresee(self, names: Iterable[str], now_s: float) -> list[ForeseeNode]:
         found: list[ForeseeNode] = []
-        waiting = [name for name in self._foreseen if self.nodes[name].status == "pending"]
-        if self.has_ended or not waiting:
+        if self.has_ended:
             return found
-        ended = {name for name, state in self.nodes.items() if state.status in ENDED}
-        scope = {"inputs": self.inputs, "nodes": self._views}
-        for name in waiting:
+        budget = self.rendering.ahead.refill(now_s)
+        for name in names:
+            if name not in self._foreseen or self.nodes[name].status != "pending":
+                continue
             node = self.nodes[name].node
-            if node.when is not None and not is_known(node.when, ended):
+            known = Known(
+                scope={"inputs": self.inputs, "nodes": self._views},
+                ended=self._views,
+                said={one: "".join(self.nodes[one].said) for one in node.dependencies},
+                budget=budget,
+            )
+            if node.when is not None and not known.has(node.when):
                 continue
             try:
-                params = known_prompt(node.params, scope, ended, self.rendering.refill(now_s))
+                params = known_prompt(node.params, known)
             except TemplateError:
                 continue  # it will fail by itself
             num_chars = 0 if params is None else prompt_chars(params)
-            if params is not None and num_chars >= self._foreseen[name] + MIN_CHARS:
+            if params is not None and num_chars >= _next_chars(self._foreseen[name]):
                 self._foreseen[name] = num_chars
                 found.append(ForeseeNode(node=node, params=params))
         return found
-        ended = {name for name, state in self.nodes.items() if state.status in ENDED}
-        scope = {"inputs": self.inputs, "nodes": self._views}
-        for name, state in self.nodes.items():
-            node = state.node
-            if state.status != "pending" or not isinstance(node.operator, Foreseeing):
-                continue
-            if node.when is not None and not is_known(node.when, ended):
-                continue
-            try:
-                params = known_prompt(node.params, scope, ended, self.rendering.refill(now_s))
-            except TemplateError:
-                continue  # it will fail by itself
-            num_chars = 0 if params is None else prompt_chars(params)
-            if params is not None and num_chars >= self._foreseen.get(name, 0) + MIN_CHARS:
-                self._foreseen[name] = num_chars
-                found.append(ForeseeNode(node=node, params=params))
-        return found
+
+    def _unsay(self, state: NodeState) -> None:
+        """What a node's work has said is void: its children may begin otherwise."""
+        if state.said:
+            self._foreseen.update((child, 0) for child in state.children if child in self._foreseen)
+        state.said, state.num_new_chars = [], 0
 
     def _make_ready(self, state: NodeState, now_s: float) -> list[Command]:
         """A node whose dependencies have ended: start it, skip it, or see it fail at once."""
@@ -362,6 +382,7 @@ class RunState:
         retry, node = state.node.spec.retry, state.node
         wait_s = min(retry.backoff_s * 2 ** (state.attempt - 1), retry.max_backoff_s)
         wait_s *= 1 - retry.jitter * self._rng.random()
+        self._unsay(state)
         state.attempt += 1
         state.status, state.has_begun, state.next_try_s = "waiting", False, now_s + wait_s
         data = {"attempt": state.attempt, "delay_s": wait_s, "error": _error(error)}
@@ -404,6 +425,7 @@ class RunState:
     def _give_up(self, state: NodeState, failure: Failure, now_s: float) -> list[Command]:
         """A node's last failure, and what `on_error` makes of it."""
         state.failure = failure
+        self._unsay(state)
         spec = state.node.spec
         if spec.on_error == "skip":
             return self._end_node(state, "skipped", now_s)
@@ -416,7 +438,7 @@ class RunState:
 
     def _end_node(self, state: NodeState, status: NodeStatus, now_s: float) -> list[Command]:
         state.status, state.finished_s, state.params = status, now_s, None
-        state.next_try_s = None
+        state.next_try_s, state.said = None, []
         self._close(state)
         failure = None if state.failure is None else _error(state.failure)
         data: dict[str, Any] = {} if failure is None else {"error": failure}
@@ -470,6 +492,11 @@ class RunState:
         if status == "completed":
             data["outputs"] = self.outputs
         return [*commands, Happened(type=f"run.{status}", data=data)]
+
+
+def _next_chars(num_chars: int) -> int:
+    """How long a prompt is when it is foreseen again."""
+    return num_chars + max(MIN_CHARS, int(_GROWTH * num_chars))
 
 
 def _error(failure: Failure | NodeFailed) -> dict[str, Any]:

@@ -345,14 +345,16 @@ class WorkflowService:
                     if kind in _NODE_ENDS and node_id is not None and run.slots is not None:
                         run.slots.node_ended(node_id)
                 case StartNode(node=node):
+                    run.stop_task(_AHEAD + node.spec.id)
                     self._spawn(run, node.spec.id, self._work, run, command)
                 case StopNode(node_id=node_id):
-                    if node_id in run._scopes:
-                        run._scopes[node_id].cancel()
+                    run.stop_task(node_id)
                 case ForeseeNode(node=node, params=params):
                     assert isinstance(node.operator, Foreseeing)
                     foresee = partial(node.operator.foresee, params, tenant=run.tenant)
-                    self._spawn(run, f"{_AHEAD}{node.spec.id} {len(run._scopes)}", foresee)
+                    # What is under way is a beginning of this.
+                    run.stop_task(_AHEAD + node.spec.id)
+                    self._spawn(run, _AHEAD + node.spec.id, foresee)
         if run.state.has_ended:
             self._end_if_idle(run)
 
@@ -431,6 +433,7 @@ class WorkflowService:
             attempt=start.attempt,
             # Nobody watches the runs inside of others.
             emit=partial(_log, run, "node.delta", node_id, "text") if run is root else _nobody,
+            pass_on=partial(self._pass_on, run, node_id) if state.is_heard(node_id) else _nobody,
             note_shared=partial(_log, run, "node.shared", node_id, "shared"),
             run_nested=partial(self._run_nested, run, start.node),
         )
@@ -458,6 +461,10 @@ class WorkflowService:
         self._carry_out(run, state.foresee(now_s=now_s), now_s)
         if start.node.nested is not None:
             _forget_inside(root, f"{run.path}{node_id}[")
+
+    def _pass_on(self, run: Run, node_id: str, text: str) -> None:
+        now_s = anyio.current_time()
+        self._carry_out(run, run.state.work_said(node_id, text, now_s=now_s), now_s)
 
     async def _recorded(self, root: Run) -> None:
         """Wait until all that a run has done is on record. Raises NodeFailed."""

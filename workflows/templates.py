@@ -79,6 +79,14 @@ class RenderBudget:
     share: float = 0.1
     spent_s: float = 0.0
     left_s: float = 1.0
+    _ahead: RenderBudget | None = None
+
+    @property
+    def ahead(self) -> RenderBudget:
+        """Another one, as large, for what is rendered before it is needed."""
+        if self._ahead is None:
+            self._ahead = RenderBudget(self.start_s, self.burst_s, self.share)
+        return self._ahead
 
     def refill(self, now_s: float) -> RenderBudget:
         """Counts the time that has passed."""

@@ -235,6 +235,29 @@ def test_what_is_known_of_a_prompt_is_read_while_the_search_runs(live: LiveServe
     assert cached_share(texts[1], is_known=False) < 0.4
 
 
+def test_what_a_node_writes_is_read_before_it_is_whole(live: LiveServer) -> None:
+    """Two runs with new texts; in one of them a filter stands between the text and the prompt."""
+
+    def cached_share(topic: str, text: str) -> float:
+        nodes = [
+            llm("draft", f"Write a long story about {topic}.", max_tokens=300, ignore_eos=True),
+            llm("check", f"Check this draft about {topic}: {text}", max_tokens=4),
+        ]
+        run = live.http.post(PATH, json={"nodes": nodes}, timeout=240).json()
+        assert run["status"] == "completed", run["error"]
+        assert run["nodes"]["draft"]["usage"]["completion_tokens"] == 300
+        usage = run["nodes"]["check"]["usage"]
+        assert usage["prompt_tokens"] > 250
+        return float(usage["cached_tokens"] / usage["prompt_tokens"])
+
+    ahead = live.metric("shuntyard_prefilled_ahead_tokens_total")
+    assert cached_share("a lighthouse", "{{ nodes.draft.output.text }}") > 0.5
+    assert live.metric("shuntyard_prefilled_ahead_tokens_total") > ahead
+    ahead = live.metric("shuntyard_prefilled_ahead_tokens_total")
+    assert cached_share("a volcano", "{{ nodes.draft.output.text | trim }}") < 0.3
+    assert live.metric("shuntyard_prefilled_ahead_tokens_total") == ahead
+
+
 def test_a_function_of_the_operator_works_on_what_the_model_said(live: LiveServer) -> None:
     text = "{{ nodes.a.output.text }}"
     nodes = [

@@ -43,11 +43,13 @@ class NodeContext:
 
     tenant: whose run it is. idempotency_key: the same for every try of this node in this run, also
     after a restart of the server, and for none else. job: asks for slots of the operator's
-    resources. attempt: from 1. emit: takes text of a partial output as it is made. note_shared: is
-    told when the node waits for equal work, or finds it done. run_nested: runs the workflow that
-    stands in the node's parameters; its result is that run's outputs and usage. Its second argument
-    names the run among those of the node: what a run of that name had done when it was interrupted
-    is not done again. Raises NodeFailed.
+    resources. attempt: from 1. emit: takes the text of the output as it is made, piece by piece:
+    together they are how `output.text` begins. pass_on: takes the same for nodes that can begin
+    with it, also where nobody watches; operators use `emit`. note_shared: is told when the node
+    waits for equal work, or finds it done. run_nested: runs the workflow that stands in the node's
+    parameters; its result is that run's outputs and usage. Its second argument names the run among
+    those of the node: what a run of that name had done when it was interrupted is not done again.
+    Raises NodeFailed.
     """
 
     run_id: str
@@ -57,11 +59,12 @@ class NodeContext:
     job: Job
     attempt: int = 1
     emit: Callable[[str], None] = lambda _: None
+    pass_on: Callable[[str], None] = lambda _: None
     note_shared: Callable[[str], None] = lambda _: None
     run_nested: Callable[[dict[str, Any], str], Awaitable[NodeResult]] = _nothing_nested
 
     def emitting(self, emit: Callable[[str], None]) -> NodeContext:
-        """The same with another taker of partial output."""
+        """The same with another taker of the text."""
         return replace(self, emit=emit)
 
 
