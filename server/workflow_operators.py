@@ -173,7 +173,7 @@ class LlmOperator:
                 "finish_reason": answer["finish_reason"],
             },
             usage={**counts, "cached_tokens": record.num_cached_tokens},
-            may_be_kept=answer["finish_reason"] != "length",
+            may_be_kept=answer["finish_reason"] != "length" or _is_as_long_as_asked(params, record),
         )
 
     async def _generated(
@@ -198,3 +198,10 @@ class LlmOperator:
                     if piece.content:
                         context.emit(piece.content)
         return choice.render()
+
+
+def _is_as_long_as_asked(params: LlmParams, record: RequestRecord) -> bool:
+    """Whether an answer was cut by the request's own limit, and not by the model's context: equal
+    work would be cut at the same token."""
+    limit = params.max_completion_tokens or params.max_tokens
+    return limit is not None and record.num_output_tokens >= limit

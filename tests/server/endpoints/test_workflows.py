@@ -277,6 +277,17 @@ def test_a_kept_answer_streams_like_a_new_one(server: Server) -> None:
     assert ("node.shared" in kinds, "node.shared" in [e["type"] for e in first]) == (True, False)
 
 
+@pytest.mark.parametrize(("limit", "how"), [({"max_tokens": 20}, "cache"), ({}, "none")])
+def test_an_answer_as_long_as_was_asked_is_kept_and_one_cut_by_the_context_is_not(
+    limit: dict[str, int], how: str
+) -> None:
+    with serving("word " * 500, max_model_len=64) as server:
+        node = llm("a", "Go on.", temperature=0, **limit) | {"cache": {"ttl_s": 60}}
+        runs = [server.post(PATH, {"nodes": [node]}).json() for _ in range(2)]
+    assert [one["nodes"]["a"]["output"]["finish_reason"] for one in runs] == ["length"] * 2
+    assert runs[1]["nodes"]["a"]["shared"] == how
+
+
 def test_a_run_is_drawn(server: Server) -> None:
     run = server.post(PATH, CHAIN).json()
     answer = server.http.get(f"{PATH}/{run['id']}/graph.svg")
