@@ -72,8 +72,12 @@ def build_app(
     further_routes: Sequence[BaseRoute] = (),
     further_models: Sequence[tuple[str, int]] = (),
     resources: WorkflowResources | None = None,
+    operators: Mapping[str, Operator] | None = None,
 ) -> FastAPI:
-    """The ASGI application. Its parts (engine, stream keeper) are entered by the caller."""
+    """The ASGI application. Its parts (engine, stream keeper) are entered by the caller.
+
+    operators: those of the runs that are gone on with; without them, new ones.
+    """
     options = options or HttpOptions()
     app = FastAPI(
         title="Shuntyard",
@@ -85,7 +89,9 @@ def build_app(
         openapi_url="/openapi.json" if options.docs else None,
         redirect_slashes=False,
     )
-    routes = _routes(gateway, further_models, resources)
+    if operators is None:
+        operators = {one.name: one for one in operators_of(gateway, resources)}
+    routes = _routes(gateway, further_models, resources, operators)
     app.router.routes.extend(routes)
     app.router.routes.extend(further_routes)
     app.add_exception_handler(HTTPException, _raise_as_ours)
@@ -124,8 +130,8 @@ def _routes(
     gateway: Gateway,
     further_models: Sequence[tuple[str, int]],
     resources: WorkflowResources | None,
+    operators: Mapping[str, Operator],
 ) -> list[BaseRoute]:
-    operators = {one.name: one for one in operators_of(gateway, resources)}
     library = Library(None if resources is None else resources.templates)
     models = ModelList(gateway, further_models, library)
     chat = ChatCompletions(gateway, WorkflowChat(gateway, operators, library))

@@ -6,7 +6,7 @@ import difflib
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ from spot.failover_policy import FailoverPolicy
 from spot.fleet import Fleet
 from spot.kept_outputs import KeptOutputs
 from workflows.functions import Function, FunctionsUnusable, load_functions
+from workflows.operators.base import Operator
 from workflows.outbound.addresses import AddressPolicy
 from workflows.stores.database import Database
 
@@ -71,6 +72,7 @@ class Parts:
     pools: Pools
     pooling_metrics: PoolingMetrics
     resources: WorkflowResources
+    operators: Mapping[str, Operator]
     last_lines: deque[str]
 
 
@@ -129,6 +131,7 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
         pools,
         pooling_metrics,
         resources,
+        operators,
         last_lines,
     )
 

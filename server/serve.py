@@ -200,6 +200,7 @@ async def _run(settings: Settings, parts: Parts, listener: socket.socket) -> int
             ],
             further_models=parts.pools.cards,
             resources=parts.resources,
+            operators=parts.operators,
         )
         server = _Server(
             _uvicorn_config(settings, app), gateway, shutdown_timeout_s=settings.shutdown_timeout

@@ -78,7 +78,9 @@ def run(settings: dict[str, Any], crash: Crash, port: Connection) -> None:
     gateway.workflows = build_service(told, slots, resources.database, operators)
     listener = serve._bind(told)
     port.send(listener.getsockname()[1])
-    parts = Parts(gateway, fleet, no_more, [], pools, pooling_metrics, resources, deque())
+    parts = Parts(
+        gateway, fleet, no_more, [], pools, pooling_metrics, resources, operators, deque()
+    )
     anyio.run(partial(serve._run, told, parts, listener), backend_options={"use_uvloop": True})
 
 

@@ -55,7 +55,7 @@ def main() -> int:
     pools, pooling_metrics = Pools(), PoolingMetrics(gateway.metrics.registry)
     models = ServedPoolingModels(pools, ["demo"], pooling_metrics)
     resources = build_resources(settings, models, silent)
-    parts = Parts(gateway, fleet, no_more, [], pools, pooling_metrics, resources, deque())
+    parts = Parts(gateway, fleet, no_more, [], pools, pooling_metrics, resources, {}, deque())
     return anyio.run(
         partial(serve._run, settings, parts, listener), backend_options={"use_uvloop": True}
     )
