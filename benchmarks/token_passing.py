@@ -1,6 +1,6 @@
 """What it gives to read a prompt while another node still writes it, on a real engine.
 
-    python -m benchmarks.token_passing                 8 pairs of each size, about ten minutes
+    python -m benchmarks.token_passing                 8 pairs of each size, a quarter of an hour
     python -m benchmarks.token_passing --pairs 1       to see that it works
 
 A run of two `llm` nodes: a draft, and a question about it. `passed`: the question's template is the
