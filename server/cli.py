@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import logging
 import os
@@ -77,6 +78,15 @@ class _CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"shuntyard: {' '.join(message.split())}; see {self.prog} --help\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """All have to be known: else argparse complains of it where the command is forgotten."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], self._option_string_actions, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            self.error(f"there is no {unknown[0]}{hint}")
+        return found, unknown
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|)")
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h|)", re.ASCII)
 _UNITS_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 
 

@@ -9,11 +9,14 @@ best machines for their shares. For a search that was cut off before it proved a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from placement.hardware import Shape
 from placement.optimizer.cluster import Cluster
 from placement.optimizer.rates import LAYER, allowed_tps
+from placement.optimizer.search import TOLERANCE
 from placement.roofline import Array
 
 
@@ -35,6 +38,20 @@ def ceiling(cluster: Cluster) -> float:
         price += taken / float(ratios[index])
         load -= taken
     return price
+
+
+def is_ruled_out(cluster: Cluster) -> bool:
+    """Whether load or price are beyond what any machines can do."""
+    goal = cluster.goal
+    load, limit = goal.load_rps, goal.max_price_usd_per_hour
+    if load is not None and most_rps(cluster) < load * (1 - TOLERANCE):
+        return True
+    if limit is None:
+        return False
+    least = float(cluster.prices.min())
+    if load is not None:
+        least = max(least, ceiling(replace(cluster, goal=replace(goal, objective="cost-for-load"))))
+    return limit < least * (1 - TOLERANCE)
 
 
 def most_rps(cluster: Cluster) -> float:

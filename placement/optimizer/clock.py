@@ -41,13 +41,20 @@ class Clock:
             self.on_progress(value, bound)
 
 
-def nothing_meets(clock: Clock, *, is_proven: bool = True) -> Infeasible:
+def nothing_meets(
+    clock: Clock, *, is_proven: bool = True, most_found: float | None = None
+) -> Infeasible:
     """The error where machines hold the model and yet no fleet was found that meets the goal.
 
-    is_proven: whether none can.
+    is_proven: whether none can. most_found: requests per second of a fleet that serves too few.
     """
     if clock.is_over():
+        most = (
+            ""
+            if most_found is None
+            else f" (the most that one serves is {most_found:.4g} a second)"
+        )
         return OutOfTime(
-            f"no fleet was found in {clock.time_limit_s:.3g} s; give it a longer time limit"
+            f"no fleet was found in {clock.time_limit_s:.3g} s{most}; give it a longer time limit"
         )
     return Unmet(is_proven=is_proven)

@@ -62,7 +62,7 @@ class Packing:
             rows.append((self.price, goal.max_price_usd_per_hour))
         if goal.load_rps is not None:
             # More than the whole load counts for nothing: a tighter relaxation.
-            rows.append((-np.minimum(self.rps / goal.load_rps, 1.0), -1.0))
+            rows.append((-np.minimum(self.rps, goal.load_rps) / goal.load_rps, -1.0))
         if goal.on_demand_share > 0:
             rows.append(((goal.on_demand_share - 1 + self.has_spot) * self.rps, 0.0))
         if goal.max_zone_share < 1:

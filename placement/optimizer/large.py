@@ -36,7 +36,8 @@ _LAST_S = 0.5
 class Generation:
     """A fleet by column generation: `run` answers with it and its bound.
 
-    most_rps: no fleet within the other limits serves more, where a load was hard to reach.
+    most_rps, most_found: where a load was hard to reach, the bound of what fleets within the other
+    limits serve, and the most that one does.
     """
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
@@ -45,6 +46,7 @@ class Generation:
         self.pool = Pool(cluster)
         self.fleet: Fleet | None = None
         self.most_rps = np.inf
+        self.most_found: float | None = None
 
     def run(self) -> tuple[Chosen, Fleet]:
         """Where time was over, another call starts from the columns that were found."""
@@ -64,7 +66,9 @@ class Generation:
         fleet = self._best_fleet()
         if fleet is None:
             load, most = self.cluster.goal.load_rps, self.most_rps
-            raise nothing_meets(self.clock, is_proven=load is None or most < load)
+            raise nothing_meets(
+                self.clock, is_proven=load is None or most < load, most_found=self.most_found
+            )
         is_lower = objective == "cost-for-load"
         proven = min(bound, fleet.value) if is_lower else max(bound, fleet.value)
         columns = list(self.pool.columns.values())
@@ -154,6 +158,7 @@ class Generation:
         # The same columns, packed without the load.
         without.pool.columns = self.pool.columns
         self.most_rps = without._linear(Aim(rps_worth=1.0, price_worth=0.0), sign=1)
+        self.most_found = None if without.fleet is None else without.fleet.value
 
     def _ratio(self) -> float:
         """Throughput per dollar under limits: Dinkelbach's steps, each with columns generated."""

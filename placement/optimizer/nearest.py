@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,44 +41,34 @@ def unmet(
 ) -> Unmet:
     """The error for a goal that no fleet meets, with the nearest values that can be met.
 
-    Latencies that are below those of any pipeline: the shortest there is. Then, without those, the
-    largest load within the other limits, and the lowest price that serves the load; where the other
-    one cannot be met at all, without it. Where neither is what cannot be met, each latency and each
-    share, next to the other ones. Only values that are not met already are told, rounded to the
-    side on which they are met.
+    Latencies that are below those of any pipeline: the shortest there is, or, of a single one, the
+    shortest of a fleet that serves the load. Then, without those, the largest load within the other
+    limits, and the lowest price that serves the load; where neither will do alone, both. Where
+    those are not what cannot be met, each latency and each share, next to the other ones. Only
+    values that are not met already are told, rounded to the side on which they are met.
     solve_for: asked for at most about `time_limit_s` in all by the clock now_s. is_proven: that no
     fleet meets the goal.
     """
     asker = _Asker(solve_for, now_s() + time_limit_s, now_s)
-    values: dict[str, float] = {}
+    latencies: dict[str, float] = {}
     for name in LATENCIES:
         limit_s = getattr(goal, name)
         if limit_s is not None:
             least_s = _rounded(shortest_s(offers, estimator, name), ROUND_CEILING)
             if least_s > limit_s:
-                values[name] = least_s
-    without: dict[str, Any] = dict.fromkeys(values)
-    goal = replace(goal, **without)
-    if goal.load_rps is not None:
-        load = asker.largest_load(goal)
-        if load is not None and load < goal.load_rps:
-            values["load_rps"] = load
-    if goal.max_price_usd_per_hour is not None:
-        price = asker.lowest_price(goal)
-        if price is not None and price > goal.max_price_usd_per_hour:
-            values["max_price_usd_per_hour"] = price
-    if values:
-        return Unmet(is_proven=is_proven, nearest=values, told=_told(values))
-    values = asker.excluded(goal)
-    told = " or ".join(f"{name} {value:.{_DIGITS}g}" for name, value in values.items())
-    return Unmet(is_proven=is_proven, nearest=values, told=told)
+                latencies[name] = least_s
+    without: dict[str, Any] = dict.fromkeys(latencies)
+    others, word = asker.load_and_price(replace(goal, **without))
+    if latencies and not others and goal.load_rps is not None:
+        latencies = asker.under_load(goal, latencies)
+    if not latencies and not others:
+        others, word = asker.excluded(goal), "or"
+    told = ", ".join(filter(None, [_told(latencies, ","), _told(others, f" {word}")]))
+    return Unmet(is_proven=is_proven, nearest=latencies | others, told=told)
 
 
-def _told(values: Mapping[str, float]) -> str:
-    told = {name: f"{name} {value:.{_DIGITS}g}" for name, value in values.items()}
-    latencies = [told[name] for name in LATENCIES if name in told]
-    others = [one for name, one in told.items() if name not in LATENCIES]
-    return ", ".join([*latencies, " or ".join(others)]).strip(", ")
+def _told(values: Mapping[str, float], word: str) -> str:
+    return f"{word} ".join(f"{name} {value:.{_DIGITS}g}" for name, value in values.items())
 
 
 @dataclass(slots=True)
@@ -86,20 +77,44 @@ class _Asker:
     until_s: float
     now_s: Callable[[], float]
 
-    def largest_load(self, goal: Goal) -> float | None:
-        goal = replace(goal, objective="throughput", load_rps=None)
-        plan = self._first(goal, replace(goal, max_price_usd_per_hour=None))
+    def load_and_price(self, goal: Goal) -> tuple[dict[str, float], str]:
+        """What the load and the price could be, and whether one ("or") or both ("and") have to."""
+        load_rps, limit = goal.load_rps, goal.max_price_usd_per_hour
+        load = None if load_rps is None else self._largest_load(goal)
+        price = None if limit is None else self._lowest_price(goal)
+        word = "or"
+        if load is None and price is None and load_rps is not None and limit is not None:
+            load, word = self._largest_load(replace(goal, max_price_usd_per_hour=None)), "and"
+            if load is not None and load < load_rps:
+                price = self._lowest_price(replace(goal, load_rps=load))
+        values: dict[str, float] = {}
+        if load is not None and load_rps is not None and load < load_rps:
+            values["load_rps"] = load
+        if price is not None and limit is not None and price > limit:
+            values["max_price_usd_per_hour"] = price
+        return values, word
+
+    def _largest_load(self, goal: Goal) -> float | None:
+        plan = self._met(replace(goal, objective="throughput", load_rps=None))
         return None if plan is None else _rounded(plan.value, ROUND_FLOOR)
 
-    def lowest_price(self, goal: Goal) -> float | None:
-        goal = replace(
-            goal,
-            objective="cost-for-load",
-            load_rps=goal.load_rps or _ANY_RPS,
-            max_price_usd_per_hour=None,
+    def _lowest_price(self, goal: Goal) -> float | None:
+        load_rps = goal.load_rps or _ANY_RPS
+        plan = self._met(
+            replace(goal, objective="cost-for-load", load_rps=load_rps, max_price_usd_per_hour=None)
         )
-        plan = self._first(goal, replace(goal, load_rps=_ANY_RPS))
         return None if plan is None else _rounded(plan.value, ROUND_CEILING)
+
+    def under_load(self, goal: Goal, shortest: Mapping[str, float]) -> dict[str, float]:
+        """The latencies that can be met by a fleet that serves the load, if only one is missed;
+        else the shortest ones."""
+        at_shortest: dict[str, Any] = dict(shortest)
+        goal = replace(goal, **at_shortest)
+        if len(shortest) > 1 or self._met(goal) is not None:
+            return dict(shortest)
+        (name,) = shortest
+        value = self._next_to_others(goal, name)
+        return {name: shortest[name] if value is None else value}
 
     def excluded(self, goal: Goal) -> dict[str, float]:
         """By name, what each limit of a latency or a share could be next to the other ones, where
@@ -112,7 +127,7 @@ class _Asker:
         )
         named: list[str] = [name for name in LATENCIES if getattr(goal, name) is not None]
         named += [name for name, none in _SHARES.items() if getattr(goal, name) != none]
-        if not named or self._first(goal) is not None:
+        if not named or self._met(goal) is not None:
             return {}
         values = {name: self._next_to_others(goal, name) for name in named}
         return {name: value for name, value in values.items() if value is not None}
@@ -123,7 +138,7 @@ class _Asker:
         met: float | None = None
         value: dict[str, Any] = {name: _SHARES.get(name)}
         for _ in range(_MAX_HALVINGS):
-            plan = self._first(replace(goal, **value))
+            plan = self._met(replace(goal, **value))
             if plan is not None:
                 met = value[name] if name in _SHARES else _longest_s(plan, name)
             elif met is None:
@@ -136,15 +151,13 @@ class _Asker:
         assert met is not None, "the loop has begun"
         return _rounded(met, ROUND_FLOOR if name == "on_demand_share" else ROUND_CEILING)
 
-    def _first(self, *goals: Goal) -> Plan | None:
-        """The plan for the first of these goals that is met in time."""
-        for goal in dict.fromkeys(goals):
-            left_s = self.until_s - self.now_s()
-            try:
-                if left_s > 0:
-                    return self.solve_for(goal, left_s)
-            except Infeasible:
-                continue
+    def _met(self, goal: Goal) -> Plan | None:
+        """A plan for this goal, if it is met in time."""
+        left_s = self.until_s - self.now_s()
+        if left_s <= 0:
+            return None
+        with contextlib.suppress(Infeasible):
+            return self.solve_for(goal, left_s)
         return None
 
 

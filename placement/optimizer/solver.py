@@ -12,7 +12,7 @@ import numpy as np
 from placement.errors import OutOfTime, Unmet
 from placement.estimator import Estimator
 from placement.hardware import Offer
-from placement.optimizer.ceilings import ceiling, most_rps
+from placement.optimizer.ceilings import ceiling, is_ruled_out
 from placement.optimizer.clock import Clock, OnProgress, nothing_meets
 from placement.optimizer.cluster import Cluster, make_cluster
 from placement.optimizer.columns import Chosen, Column, found_columns, plan_pipelines, search_sets
@@ -60,7 +60,7 @@ def solve(
     cluster = make_cluster(offers, estimator, goal)
     if not fits(cluster):
         raise does_not_fit(cluster)
-    if goal.load_rps is not None and most_rps(cluster) < goal.load_rps * (1 - TOLERANCE):
+    if is_ruled_out(cluster):
         raise Unmet
     chosen, fleet = _choose(cluster, clock)
     if fleet.bound != fleet.value:

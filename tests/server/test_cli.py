@@ -125,6 +125,17 @@ def test_help_says_what_a_value_is_and_what_holds_without_it(
         assert part in text
 
 
+def test_an_unknown_flag_of_a_command_is_one_line_with_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["plan", "--model", "m", "--cluster", "c", "--workload", "w", "--explian"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == (
+        "shuntyard: there is no --explian (did you mean --explain?); see shuntyard plan --help\n"
+    )
+
+
 def test_no_command_shows_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([])

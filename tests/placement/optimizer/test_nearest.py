@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from placement.corrections import CALIBRATED
 from placement.errors import Unmet
 from placement.hardware import Offer
 from placement.optimizer import solve
@@ -164,3 +165,38 @@ def test_shares_that_exclude_each_other_are_told_next_to_each_other() -> None:
     for name, value in error.nearest.items():
         met: dict[str, Any] = {name: value}
         assert find(replace(goal, **met)).pipelines
+
+
+def test_a_load_and_a_price_that_both_cannot_be_met_are_told_together() -> None:
+    goal = Goal(objective="cost-for-load", load_rps=1000.0, max_price_usd_per_hour=1.0)
+    error = asked(goal)
+    assert error.nearest["load_rps"] == pytest.approx(most_rps(), rel=1e-3)
+    assert error.nearest["max_price_usd_per_hour"] == 12.0
+    assert " and max_price_usd_per_hour" in error.message
+    met: dict[str, Any] = dict(error.nearest)
+    assert solved(replace(goal, **met)).pipelines
+
+
+def test_a_latency_is_told_that_carries_the_load() -> None:
+    """The shortest one is that of a single request."""
+    estimates = replace(ESTIMATES, fidelity=CALIBRATED)
+
+    def find(goal: Goal, time_limit_s: float = 60.0) -> Plan:
+        return solve(offers(), estimates, goal, time_limit_s=time_limit_s)
+
+    alone = shortest_s(offers(), estimates, "slo_latency_s")
+    load = 0.5 * find(Goal(objective="throughput")).value
+    goal = Goal(objective="cost-for-load", load_rps=load, slo_latency_s=alone / 2)
+    error = unmet(goal, offers(), estimates, find, time_limit_s=60)
+    assert set(error.nearest) == {"slo_latency_s"}
+    value = error.nearest["slo_latency_s"]
+    assert value > 1.05 * alone
+    assert find(replace(goal, slo_latency_s=value)).throughput_rps >= load
+    with pytest.raises(Unmet):
+        find(replace(goal, slo_latency_s=value / 1.05))
+
+
+def test_a_price_below_every_machine_is_ruled_out_at_once() -> None:
+    goal = Goal(objective="throughput", max_price_usd_per_hour=2.0)
+    with pytest.raises(Unmet):
+        solved(goal, time_limit_s=0.0)
