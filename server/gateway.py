@@ -169,6 +169,7 @@ class Gateway:
     workflows: entered by the caller, as the engine and the keeper are.
     shares_equal: whether equal deterministic generations that run at once are one.
     kept_outputs: what such ones said, for equal ones that come later; None where nothing is kept.
+    patience_s: how long workflows' work waits for an engine that starts.
     generations: where they run. prefills_ahead: whether what is known of a workflow's prompt is
     read while the rest is still being made.
     """
@@ -188,6 +189,7 @@ class Gateway:
     shares_equal: bool = False
     kept_outputs: KeptOutputs | None = None
     prefills_ahead: bool = False
+    patience_s: float = 120.0
     generations: Generations = field(init=False)
 
     def __post_init__(self) -> None:

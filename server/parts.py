@@ -117,7 +117,9 @@ def build_parts(settings: Settings, engine_flags: list[str], say: Say) -> Parts:
     if gateway.journal is not None:
         gateway.metrics.registry.register(JournalMetrics(gateway.journal))
     pooling_metrics = PoolingMetrics(gateway.metrics.registry)
-    models = ServedPoolingModels(pools, names, pooling_metrics)
+    models = ServedPoolingModels(
+        pools, names, pooling_metrics, patience_s=settings.no_capacity_timeout
+    )
     resources = build_resources(settings, models, say)
     gateway.metrics.registry.register(ItemMetrics(resources.items))
     operators = {one.name: one for one in operators_of(gateway, resources)}
@@ -264,6 +266,7 @@ def _build_gateway(
         shares_equal=settings.share_equal_requests,
         kept_outputs=kept,
         prefills_ahead=settings.workflow_prefill_ahead,
+        patience_s=settings.no_capacity_timeout,
         journal=_open_journal(settings, say),
     )
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import anyio.to_thread
 
+from server.engine_waiting import wait_until
 from server.model_cache import MANIFEST_NAME
 from server.pooling_metrics import PoolingMetrics
 from server.pools import PooledModel, Pools
@@ -29,10 +30,19 @@ _OTHER_RUNTIMES: Final = ("onnx", "openvino")
 class ServedPoolingModels:
     """Implements `workflows.pooling.PoolingModels`.
 
-    generative: names of the generative model, for errors that help.
+    generative: names of the generative model, for errors that help. patience_s: how long work waits
+    for an engine that starts.
     """
 
-    def __init__(self, pools: Pools, generative: Sequence[str], metrics: PoolingMetrics) -> None:
+    def __init__(
+        self,
+        pools: Pools,
+        generative: Sequence[str],
+        metrics: PoolingMetrics,
+        *,
+        patience_s: float = 120.0,
+    ) -> None:
+        self._patience_s = patience_s
         self._pools = pools
         self._generative = generative
         self._metrics = metrics
@@ -41,13 +51,18 @@ class ServedPoolingModels:
         """Raises NodeFailed."""
         with _as_node_failure():
             model, _ = self._pools.for_embedding(name, self._generative)
+            await self._until_ready(model)
             return ServedEmbeddingModel(model, await _revision(model), _card(model), self._metrics)
 
     async def scoring(self, name: str | None) -> ServedScoringModel:
         """Raises NodeFailed."""
         with _as_node_failure():
             model, _ = self._pools.for_scores(name, self._generative)
+            await self._until_ready(model)
             return ServedScoringModel(model, await _revision(model), self._metrics)
+
+    async def _until_ready(self, model: PooledModel) -> None:
+        await wait_until(lambda: model.engine.status.state == "ready", self._patience_s)
 
 
 class ServedEmbeddingModel:
