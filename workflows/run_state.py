@@ -318,23 +318,6 @@ class RunState:
                 self._foreseen[name] = num_chars
                 found.append(ForeseeNode(node=node, params=params))
         return found
-        ended = {name for name, state in self.nodes.items() if state.status in ENDED}
-        scope = {"inputs": self.inputs, "nodes": self._views}
-        for name, state in self.nodes.items():
-            node = state.node
-            if state.status != "pending" or not isinstance(node.operator, Foreseeing):
-                continue
-            if node.when is not None and not is_known(node.when, ended):
-                continue
-            try:
-                params = known_prompt(node.params, scope, ended, self.rendering.refill(now_s))
-            except TemplateError:
-                continue  # it will fail by itself
-            num_chars = 0 if params is None else prompt_chars(params)
-            if params is not None and num_chars >= self._foreseen.get(name, 0) + MIN_CHARS:
-                self._foreseen[name] = num_chars
-                found.append(ForeseeNode(node=node, params=params))
-        return found
 
     def _make_ready(self, state: NodeState, now_s: float) -> list[Command]:
         """A node whose dependencies have ended: start it, skip it, or see it fail at once."""
