@@ -16,6 +16,7 @@ from typing import Literal
 import anyio
 import orjson
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from workflows.errors import NodeFailed
 from workflows.job import Job, NodeKey
@@ -38,8 +39,8 @@ class _Subscriber:
 class _Group:
     """One execution, and those who wait for it.
 
-    job: asks for slots for it, on behalf of all of them. owner: who accounts for its cost, once it
-    is done: the first who still waits.
+    job: asks for slots for it, on behalf of all of them. is_charged: somebody bears its cost,
+    the first who took the result.
     """
 
     job: Job
@@ -49,7 +50,7 @@ class _Group:
     done: anyio.Event = field(default_factory=anyio.Event)
     result: NodeResult | None = None
     error: NodeFailed | None = None
-    owner: _Subscriber | None = None
+    is_charged: bool = False
 
     def emit(self, text: str) -> None:
         self.said.append(text)
@@ -129,6 +130,8 @@ class SharedWork:
         group.job.join(node)
         try:
             await group.done.wait()
+            # Who was stopped in that moment takes nothing, and is charged nothing.
+            await checkpoint_if_cancelled()
         finally:
             del group.subscribers[subscriber]
             group.job.leave(node)
@@ -142,7 +145,8 @@ class SharedWork:
         assert group.result is not None
         if ttl_s is not None and group.result.may_be_kept:
             self._keep(key, group.result, "".join(group.said))
-        if group.owner is subscriber:
+        is_charged, group.is_charged = group.is_charged, True
+        if not is_charged:
             return group.result, "none"
         self.num_shared["inflight"] += 1
         return group.result, "inflight"
@@ -156,7 +160,6 @@ class SharedWork:
             group.error = error
         finally:
             self._forget(key, group)
-            group.owner = next(iter(group.subscribers), None)
             group.done.set()
 
     def _forget(self, key: str, group: _Group) -> None:
