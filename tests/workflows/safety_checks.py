@@ -224,6 +224,12 @@ class Ledger:
                     paid.update(costs)
                     for key in costs:
                         assert tenants.setdefault(key, one.run.tenant) == one.run.tenant, key
+        for one in self._entered:
+            if one.place not in self.latest:
+                # Nobody came back to it, but what it had done may be on record.
+                for node in one.run.state.nodes.values():
+                    for key in paid.keys() & node.usage.keys():
+                        paid[key] = max(paid[key], node.usage[key])
         assert set(paid.values()) <= {1}, paid
 
     def _check_effects(self) -> None:
