@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
+from typing import Any, Protocol
 
 import anyio
 
-_TICK_S: Final = 0.1
+from spot.errors import EngineFailed
 
 
-async def wait_until(is_started: Callable[[], bool], patience_s: float) -> None:
-    """Returns when that is so, or after `patience_s` all the same: what comes next will say why."""
-    with anyio.move_on_after(patience_s):
-        while not is_started():
-            await anyio.sleep(_TICK_S)
+class Starting(Protocol):
+    """What of an engine tells that it has started."""
+
+    @property
+    def card(self) -> object | None: ...
+
+    async def wait_ready(self) -> Any: ...
+
+
+async def wait_started(engine: Starting, patience_s: float) -> None:
+    """Returns when it has, cannot, or takes too long: what comes next will say why it fails."""
+    if engine.card is None:
+        with anyio.move_on_after(patience_s), suppress(EngineFailed):
+            await engine.wait_ready()

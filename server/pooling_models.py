@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio.to_thread
 
-from server.engine_waiting import wait_until
+from server.engine_waiting import wait_started
 from server.model_cache import MANIFEST_NAME
 from server.pooling_metrics import PoolingMetrics
 from server.pools import PooledModel, Pools
@@ -51,18 +51,15 @@ class ServedPoolingModels:
         """Raises NodeFailed."""
         with _as_node_failure():
             model, _ = self._pools.for_embedding(name, self._generative)
-            await self._until_ready(model)
+            await wait_started(model.engine, self._patience_s)
             return ServedEmbeddingModel(model, await _revision(model), _card(model), self._metrics)
 
     async def scoring(self, name: str | None) -> ServedScoringModel:
         """Raises NodeFailed."""
         with _as_node_failure():
             model, _ = self._pools.for_scores(name, self._generative)
-            await self._until_ready(model)
+            await wait_started(model.engine, self._patience_s)
             return ServedScoringModel(model, await _revision(model), self._metrics)
-
-    async def _until_ready(self, model: PooledModel) -> None:
-        await wait_until(lambda: model.engine.status.state == "ready", self._patience_s)
 
 
 class ServedEmbeddingModel:

@@ -28,6 +28,8 @@ class Pooler(Protocol):
     @property
     def card(self) -> PoolingCard | None: ...
 
+    async def wait_ready(self) -> PoolingCard: ...
+
     async def embed(
         self,
         inputs: Sequence[str] | Sequence[list[int]],

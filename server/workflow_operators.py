@@ -11,7 +11,7 @@ import anyio.lowlevel
 from pydantic import ValidationError
 
 from server.endpoints.chat import ChatCompletions, ChatJob, WholeChoice
-from server.engine_waiting import wait_until
+from server.engine_waiting import wait_started
 from server.gateway import Gateway
 from server.generation_run import GenerationRun, usage
 from server.prefill_ahead import PrefillAhead
@@ -131,9 +131,8 @@ class LlmOperator:
             status=200,
             stream=bool(params.stream),
         )
-        engine = self._gateway.model.engine
         try:
-            await wait_until(lambda: engine.card is not None, self._gateway.patience_s)
+            await wait_started(self._gateway.model.engine, self._gateway.patience_s)
             return await self._answer(params, record, context)
         except ShuntyardError as error:
             record.outcome, record.error = "failed", error.message

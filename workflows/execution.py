@@ -106,7 +106,8 @@ class NodeExecutor:
         share = start.node.spec.share
         scope = f"tenant {context.tenant}"
         if share.scope == "run":
-            scope += f" run {context.run_id}"
+            # Before the tenant's name, which may be anything.
+            scope = f"run {context.run_id} of {scope}"
         key = signature(
             start.node.operator.name, identity, scope=scope, salt=share.salt, secret=self._secret
         )

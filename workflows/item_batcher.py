@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from workflows.errors import NodeFailed
 from workflows.job import Job
@@ -92,6 +93,8 @@ class ItemBatcher(Generic[K, V]):
         self.statistics.num_items += len(items)
         try:
             await self._worked_on(job, list(entries.values()))
+            # Who was stopped in that moment takes nothing, and is charged nothing.
+            await checkpoint_if_cancelled()
         finally:
             for entry in entries.values():
                 self._leave(entry)

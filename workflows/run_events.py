@@ -32,6 +32,7 @@ class RunEvents:
         self._num_shown = len(self._events)
         self._changed = anyio.Event()
         self._is_closed = False
+        self._is_cut = False
         self.on_add: Callable[[], None] | None = None
 
     def __len__(self) -> int:
@@ -46,7 +47,9 @@ class RunEvents:
         return self._events[number:]
 
     def add(self, kind: str, node_id: str | None, data: Mapping[str, Any], *, now_s: float) -> None:
-        """Append an event."""
+        """Append an event. Does nothing after `cut`."""
+        if self._is_cut:
+            return
         self._events.append(
             RunEvent(
                 sequence_number=len(self._events) + 1,
@@ -70,6 +73,13 @@ class RunEvents:
         """No event follows."""
         self._is_closed = True
         self._wake()
+
+    def cut(self) -> None:
+        """What readers have not seen has not happened, and nothing follows here: somebody else goes
+        on from what is on record."""
+        self._is_cut = True
+        del self._events[self._num_shown :]
+        self.close()
 
     async def after(self, number: int) -> list[RunEvent]:
         """All events with a higher number; waits until there is one. Empty if none will come."""

@@ -94,8 +94,8 @@ class RunJournal:
     have to.
 
     adopt, abandon: what to do with a run (and its tenant) that was taken over from a server that is
-    gone, or that another server has taken over; set by who uses the journal. taking_over: held
-    while runs are being taken over.
+    gone, or that somebody else goes on with, from what is on record; set by who uses the journal.
+    taking_over: held while runs are being taken over.
     """
 
     def __init__(
@@ -148,7 +148,8 @@ class RunJournal:
         await self._group.__aexit__(exc_type, exc, traceback)
 
     async def close(self) -> None:
-        """Write what there is, and nothing that happens from now on."""
+        """Write what there is, and nothing that happens from now on. Abandons the runs whose end is
+        not written."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -156,8 +157,8 @@ class RunJournal:
         with anyio.move_on_after(_LAST_WRITE_S, shield=True):
             while self._is_up:
                 await self._changed.wait()
-        for run in list(self._runs.values()):
-            self._drop(run)
+        for run_id in list(self._runs):
+            self._give_away(run_id)
 
     async def ready(self) -> None:
         """Wait until it is known whether runs can be recorded. Raises JournalUnavailable if not."""
@@ -266,8 +267,13 @@ class RunJournal:
         """Something has happened in a run."""
         self._unwritten[run.new.id] = run
         self._wanted.set()
-        if not self._is_up:
+        if not self._is_up and not self._is_closing:
             _show(run)
+
+    def _give_away(self, run_id: str) -> None:
+        """Somebody else goes on with a run. What is not on record is not shown."""
+        self.abandon(run_id)
+        self._drop(self._runs[run_id])
 
     def _drop(self, run: Recorded) -> None:
         """Write no more of a run."""
@@ -301,8 +307,9 @@ class RunJournal:
         """Postgres is not there, or does not answer: nobody who can do without waits for it."""
         self._is_up = False
         self._was_tried.set()
-        for run in self._unwritten.values():
-            _show(run)
+        if not self._is_closing:
+            for run in self._unwritten.values():
+                _show(run)
         self._tell()
 
     async def _session(self, connection: Connection) -> None:
@@ -335,8 +342,7 @@ class RunJournal:
                 self._note(run)
             elif standing.owner not in (self._owner, *self._former_owners):
                 logger.warning("run %s is at work on another server by now", run_id)
-                self._drop(run)
-                self.abandon(run_id)
+                self._give_away(run_id)
             elif standing.has_ended:  # the answer to our last write was lost
                 self._drop(run)
 

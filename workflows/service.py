@@ -129,24 +129,22 @@ class WorkflowService:
         traceback: TracebackType | None,
     ) -> None:
         assert self._group is not None
-        await self.suspend()
-        if self._journal is not None:
-            await self._journal.__aexit__(exc_type, exc, traceback)
-        for run in list(self._active.values()):
-            self.cancel(run)
-        self._group.cancel_scope.cancel()
         try:
-            await self._group.__aexit__(exc_type, exc, traceback)
+            if self._journal is not None:
+                await self._journal.__aexit__(exc_type, exc, traceback)
         finally:
-            await self.slots.__aexit__(exc_type, exc, traceback)
+            for run in list(self._active.values()):
+                self.cancel(run)
+            self._group.cancel_scope.cancel()
+            try:
+                await self._group.__aexit__(exc_type, exc, traceback)
+            finally:
+                await self.slots.__aexit__(exc_type, exc, traceback)
 
     async def suspend(self) -> None:
         """Stop the work of runs that the journal keeps. It will be gone on with."""
-        if self._journal is None:
-            return
-        await self._journal.close()
-        for run_id in list(self._active):
-            self._abandon(run_id)
+        if self._journal is not None:
+            await self._journal.close()
 
     async def ready(self) -> None:
         """Wait until runs can be submitted. Raises JournalUnavailable."""
@@ -189,13 +187,14 @@ class WorkflowService:
         Raises what `submit` raises, and KeyReused if the key stands for another request, and
         RunElsewhere.
         """
-        name = (tenant, key.text)
+        name, asked_s = (tenant, key.text), anyio.current_time()
         turn = self._turns.setdefault(name, anyio.Lock())
         async with turn:
             run: Run | PastRun
             if name in self._keyed:
                 run = self._keyed[name]
             else:
+                wall_s += anyio.current_time() - asked_s
                 fresh = self._new_run(workflow, inputs, tenant=tenant, wall_s=wall_s, key=key)
                 # Who leaves now must not leave a run behind that is stored and never begun.
                 with anyio.CancelScope(shield=True):
@@ -297,15 +296,19 @@ class WorkflowService:
         self._enter(run)
 
     def _abandon(self, run_id: str) -> None:
-        """Stop the work of a run, without an end: somebody else goes on with it."""
+        """Stop the work of a run, without an end: somebody else goes on with it. It may have ended
+        here, if nobody knows yet."""
         run = self._active.pop(run_id, None)
         if run is None:
-            return
+            run = self._kept.pop(run_id, None)
+            if run is None:
+                return
+            self._kept_bytes -= run.num_bytes
         if run.key is not None:
             self._keyed.pop((run.tenant, run.key.text), None)
         run.is_suspended = True
         self._stop(run)
-        run.events.close()
+        run.events.cut()
         run.ended.set()
 
     def _stop(self, run: Run) -> None:
@@ -391,7 +394,7 @@ class WorkflowService:
             return
         run.events.close()
         run.ended.set()
-        if run.root is None:
+        if run.root is None and not run.is_suspended:
             self._active.pop(run.id, None)
             self._kept[run.id] = run
             self._kept_bytes += run.num_bytes
@@ -412,7 +415,7 @@ class WorkflowService:
                 self._keyed.pop((run.tenant, run.key.text), None)
 
     async def _expire(self, run: Run, left_s: float) -> None:
-        await anyio.sleep(left_s)
+        await anyio.sleep(max(0.0, left_s))
         now_s = anyio.current_time()
         self._carry_out(run, run.state.expire(now_s=now_s), now_s)
 
@@ -540,5 +543,6 @@ def _nobody(text: str) -> None:
 
 
 def _log(run: Run, kind: str, node_id: str, name: str, value: str) -> None:
-    """One thing that a node says while it works."""
-    run.events.add(kind, node_id, {name: value}, now_s=anyio.current_time())
+    """One thing that a node says while it works. It may have been stopped in this moment."""
+    if run.state.nodes[node_id].status == "running":
+        run.events.add(kind, node_id, {name: value}, now_s=anyio.current_time())

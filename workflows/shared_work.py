@@ -19,6 +19,7 @@ from typing import Literal
 import anyio
 import orjson
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from workflows.errors import NodeFailed
 from workflows.held_results import Finished, HeldResults
@@ -46,8 +47,8 @@ class _Subscriber:
 class _Group:
     """One execution, and those who wait for it.
 
-    job: asks for slots for it, on behalf of all of them. owner: who accounts for its cost, once it
-    is done: the first who still waits.
+    job: asks for slots for it, on behalf of all of them. is_charged: somebody bears its cost,
+    the first who took the result.
     """
 
     job: Job
@@ -58,7 +59,7 @@ class _Group:
     done: anyio.Event = field(default_factory=anyio.Event)
     finished: Finished | None = None
     error: NodeFailed | None = None
-    owner: _Subscriber | None = None
+    is_charged: bool = False
 
     def emit(self, text: str) -> None:
         self.said.append(text)
@@ -156,6 +157,8 @@ class SharedWork:
         group.job.join(node)
         try:
             await group.done.wait()
+            # Who was stopped in that moment takes nothing, and is charged nothing.
+            await checkpoint_if_cancelled()
         finally:
             del group.subscribers[subscriber]
             group.job.leave(node)
@@ -170,7 +173,8 @@ class SharedWork:
         result = group.finished.result
         if ttl_s is not None and result.may_be_kept:
             self._keep(key, group.finished)
-        if group.owner is subscriber:
+        is_charged, group.is_charged = group.is_charged, True
+        if not is_charged:
             return result, "none"
         self.num_shared["inflight"] += 1
         return result, "inflight"
@@ -185,7 +189,6 @@ class SharedWork:
             group.error = error
         finally:
             self._forget(key, group)
-            group.owner = next(iter(group.subscribers), None)
             # At once, so that nobody who comes before they wake does it again.
             self._hold(key, group)
             group.done.set()

@@ -303,10 +303,10 @@ async def _ended(run: Run | PastRun, *, is_recorded: bool) -> Run | PastRun:
     """The run, once it has ended, and that is on record too. Raises ShuttingDown."""
     if isinstance(run, Run):
         await run.ended.wait()
-        if run.is_suspended:
-            raise ShuttingDown(goes_on(run))
     if is_recorded:
         await run.events.until_all_shown()
+    if isinstance(run, Run) and run.is_suspended:
+        raise ShuttingDown(goes_on(run))
     return run
 
 

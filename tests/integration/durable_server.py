@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import httpx
@@ -28,6 +28,7 @@ from server.settings import Settings
 from server.sse import StreamKeeper
 from server.workflow_operators import operators_of
 from server.workflow_scheduling import build_service, build_slots
+from spot.engines.base import EngineCard
 from spot.engines.scripted import ScriptedEngine
 from spot.fleet import Fleet, PipelineSpec
 from tests.harness import demo_tokenizer, say, until
@@ -45,10 +46,36 @@ class Crash:
 
 
 NEVER = Crash()
+START_S = 0.3  # of an engine
 
 
 async def no_more(wanted: object) -> PipelineSpec:
     raise NotImplementedError
+
+
+class LateEngine(ScriptedEngine):
+    """One that takes a moment to start, as engines do."""
+
+    @property
+    def card(self) -> EngineCard:
+        return self._card if self._state == "ready" else None  # type: ignore[return-value]
+
+    async def wait_ready(self) -> EngineCard:
+        await self._has_started.wait()
+        return self._card
+
+    async def __aenter__(self) -> Self:
+        self._has_started = anyio.Event()
+        await super().__aenter__()
+        self._state = "starting"
+        assert self._group is not None
+        self._group.start_soon(self._start)
+        return self
+
+    async def _start(self) -> None:
+        await anyio.sleep(START_S)
+        self._state = "ready"
+        self._has_started.set()
 
 
 def run(settings: dict[str, Any], crash: Crash, port: Connection) -> None:
@@ -57,7 +84,7 @@ def run(settings: dict[str, Any], crash: Crash, port: Connection) -> None:
     told = Settings(port=0, shutdown_timeout=0.2, **settings)
     tokenizer = demo_tokenizer()
     assert tokenizer.eos_token_id is not None
-    engine = ScriptedEngine(
+    engine = LateEngine(
         vocab_size=tokenizer.vocab_size,
         eos_token_id=tokenizer.eos_token_id,
         script=say(tokenizer, "Rain is wet."),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,7 +17,7 @@ from server.pools import PooledModel, Pools
 from spot.engines.base import EngineStatus
 from spot.engines.codec import PoolingCard
 from spot.engines.pooling import EmbedResult, InputTooLong, ScoreResult
-from spot.errors import EngineUnavailable, Overloaded
+from spot.errors import EngineFailed, EngineUnavailable, Overloaded
 from workflows.errors import NodeFailed
 from workflows.pooling import BadItem
 
@@ -29,7 +30,16 @@ class Pooler:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.may_start = anyio.Event()
+        self.starts_with = self.card
         self.truncations: list[Any] = []
+
+    async def wait_ready(self) -> PoolingCard:
+        await self.may_start.wait()
+        if self.starts_with is None:
+            raise EngineFailed("no such model")
+        self.card = self.starts_with
+        return self.card
 
     async def embed(self, inputs: Sequence[Any], **options: Any) -> EmbedResult:
         self.truncations.append(options["truncate_to"])
@@ -111,10 +121,29 @@ async def test_what_is_not_served_is_told(pooler: Pooler, registry: CollectorReg
     models = models_of(Pools(PooledModel(["mini"], pooler)), CollectorRegistry())
     with pytest.raises(NodeFailed, match="does not exist"):
         await models.scoring("other")
-    pooler.card = None
+    pooler.card = pooler.starts_with = None
+    pooler.may_start.set()
     with pytest.raises(NodeFailed) as caught:
         await models.embedding(None)
     assert caught.value.is_retryable
+
+
+async def test_a_model_that_starts_is_waited_for(
+    pooler: Pooler, registry: CollectorRegistry
+) -> None:
+    models = models_of(Pools(PooledModel(["mini"], pooler)), registry)
+    pooler.card = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(models.embedding, None)
+        tasks.start_soon(models.scoring, None)
+        await anyio.wait_all_tasks_blocked()
+        pooler.may_start.set()
+    impatient = ServedPoolingModels(
+        models._pools, [], PoolingMetrics(CollectorRegistry()), patience_s=0.0
+    )
+    pooler.card, pooler.may_start = None, anyio.Event()
+    with pytest.raises(NodeFailed):
+        await impatient.embedding(None)
 
 
 def test_a_fingerprint_tells_models_apart(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import anyio
 import pytest
@@ -88,6 +88,7 @@ class Callers:
         self._group = group
         self.outcomes: dict[str, Outcome] = {}
         self.shared: dict[str, int] = {}
+        self.on_outcome: dict[str, Callable[[], None]] = {}
 
     def start(self, name: str, *items: int, tenant: str = "t") -> anyio.CancelScope:
         scope = anyio.CancelScope()
@@ -101,6 +102,7 @@ class Callers:
                 else:
                     self.outcomes[name] = [one.value for one in answers]
                     self.shared[name] = sum(one.is_shared for one in answers)
+                    self.on_outcome.get(name, lambda: None)()
 
         self._group.start_soon(call)
         return scope
@@ -247,6 +249,23 @@ async def test_who_leaves_takes_nobodys_items_along(worker: Worker, callers: Cal
     assert worker.num_cancelled == 0
     assert "leaver" not in callers.outcomes
     assert callers.shared["joiner"] == 0  # the one that it was computed for has gone
+
+
+async def test_who_leaves_as_the_batch_ends_is_not_charged(
+    worker: Worker, callers: Callers
+) -> None:
+    worker.close_gate()
+    callers.start("first", 1)
+    callers.start("second", 1)
+    callers.start("third", 1)
+    leaver = callers.start("leaver", 2)
+    callers.start("stayer", 2)
+    callers.on_outcome["first"] = leaver.cancel
+    await until_running(worker, 1)
+    worker.gate.set()
+    await callers.wait("third", "stayer")
+    assert worker.batches == [[1, 2]]  # what more of them wait for goes first
+    assert callers.shared == {"first": 0, "second": 1, "third": 1, "stayer": 0}
 
 
 async def test_a_batch_that_nobody_waits_for_is_stopped(worker: Worker, callers: Callers) -> None:

@@ -37,6 +37,19 @@ async def test_after_the_end_there_is_nothing_to_wait_for() -> None:
     assert await events.after(99) == []
 
 
+async def test_what_was_not_shown_when_it_was_cut_has_not_happened() -> None:
+    events = RunEvents()
+    events.on_add = lambda: None
+    for name in "abc":
+        events.add(name, None, {}, now_s=1.0)
+    events.show(1)
+    events.cut()
+    events.add("d", None, {}, now_s=2.0)
+    assert [event.type for event in await events.after(0)] == ["a"]
+    assert await events.after(1) == []
+    assert len(events) == 1
+
+
 async def test_readers_see_what_is_shown_where_someone_records() -> None:
     events = RunEvents()
     noted: list[int] = []

@@ -478,6 +478,22 @@ async def test_what_is_too_large_for_a_run_it_holds_for_nobody() -> None:
         service.cancel(run)
 
 
+async def test_no_tenants_name_is_another_ones_scope(service: WorkflowService) -> None:
+    executed = []
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        executed.append(context.tenant)
+        await anyio.sleep(0.01)
+
+    narrow = sharing(echo("a", "x", share={"scope": "run"}), work=wait)
+    mine = service.submit(narrow, {}, tenant="t")
+    other = f"t run {mine.id}"
+    yours = service.submit(sharing(echo("a", "x"), work=wait), {}, tenant=other)
+    await ended(mine)
+    await ended(yours)
+    assert executed == ["t", other]
+
+
 async def test_cancelling_one_sharer_leaves_the_other(service: WorkflowService) -> None:
     may_end = anyio.Event()
 
@@ -493,6 +509,27 @@ async def test_cancelling_one_sharer_leaves_the_other(service: WorkflowService) 
     may_end.set()
     assert (await ended(second)).state.status == "completed"
     assert second.state.usage == {"tokens": 1}
+
+
+async def test_nothing_is_said_in_a_run_that_has_ended(service: WorkflowService) -> None:
+    runs: list[Run] = []
+    may_end = anyio.Event()
+
+    async def speak(params: EchoParams, context: NodeContext) -> None:
+        await may_end.wait()
+        service.cancel(runs[1])
+        context.emit("to those who still listen")
+
+    runs += [service.submit(sharing(echo("a", "x"), work=speak), {}, tenant="") for _ in range(2)]
+    await anyio.wait_all_tasks_blocked()
+    may_end.set()
+    said = {}
+    for run in runs:
+        await ended(run)
+        said[run.id] = [event.type for event in await run.events.after(0)]
+    assert said[runs[0].id].count("node.delta") == 1
+    assert said[runs[1].id][-1] == "run.cancelled"
+    assert "node.delta" not in said[runs[1].id]
 
 
 async def test_the_time_limit_of_one_sharer_is_its_own(service: WorkflowService) -> None:

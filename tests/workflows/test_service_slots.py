@@ -1,60 +1,52 @@
-"""Whole runs that share slots, in virtual time: made-up graphs, arrivals, failures and cancels."""
+"""Whole runs that share slots, in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-import hypothesis
-from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from spot.virtual_time import run_virtual
 from workflows.checked import check_workflow
-from workflows.errors import NodeFailed
-from workflows.item_batcher import ItemBatcher
 from workflows.operators.base import JsonType, NodeContext, NodeResult, Operator
-from workflows.operators.nested import MapOperator, WorkflowOperator
+from workflows.operators.nested import MapOperator
 from workflows.scheduling.messages import CapacityChanged, Size
 from workflows.scheduling.parameters import PolicyName, SchedulerParameters
 from workflows.service import Run, WorkflowService
 from workflows.signature import Identity
 from workflows.slots import Slots
 
-NUM_SLOTS = {"llm": 2, "embed": 1}
-MAX_BATCH = 3
+NUM_SLOTS = 2
 
 
 class BusyParams(BaseModel):
-    """takes_s: with a slot. fails: tries that fail at the end. tag: equal ones are equal work."""
+    """takes_s: with a slot. tag: equal ones are equal work."""
 
     model_config = ConfigDict(extra="forbid")
 
     takes_s: float = 1.0
-    fails: int = 0
     tag: str = ""
-    after: Any = None
 
 
 @dataclass
 class World:
-    """What holds slots, and whether there ever was too much. started: names and times."""
+    """How many hold slots, and that there never are too many. started: names and times."""
 
-    holds: dict[str, int] = field(default_factory=lambda: dict.fromkeys(NUM_SLOTS, 0))
+    num_holding: int = 0
     started: dict[str, float] = field(default_factory=dict)
-    tries: dict[str, int] = field(default_factory=dict)
 
-    async def hold(self, resource: str, name: str, takes_s: float) -> None:
-        self.holds[resource] += 1
-        assert self.holds[resource] <= NUM_SLOTS[resource]
+    async def hold(self, name: str, takes_s: float) -> None:
+        self.num_holding += 1
+        assert self.num_holding <= NUM_SLOTS
         self.started[name] = anyio.current_time()
         try:
             await anyio.sleep(takes_s)
         finally:
-            self.holds[resource] -= 1
+            self.num_holding -= 1
 
 
 class Think:
@@ -78,44 +70,12 @@ class Think:
         name = f"{context.run_id}/{context.node_id}"
         size = Size(params.takes_s * 40)
         async with context.job.slot("llm", size=size, work_id=f"{name}/{context.attempt}"):
-            await self._world.hold("llm", name, params.takes_s)
-            self._world.tries[name] = tries = self._world.tries.get(name, 0) + 1
-            if tries <= params.fails:
-                raise NodeFailed("no", code="no", is_retryable=True)
+            await self._world.hold(name, params.takes_s)
         return NodeResult(output={"name": name}, usage={"tokens": 1})
 
 
-class Look:
-    """Items in batches, each of a tenth of a second; then a slot of `llm`."""
-
-    name = "look"
-    params = BusyParams
-    resources = ("embed", "llm")
-    outputs: Mapping[str, JsonType] = {"name": "string"}
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._batcher: ItemBatcher[str, str] = ItemBatcher(
-            self._work, resource="embed", profile="embed:m", chars=len
-        )
-
-    async def _work(self, items: Sequence[str]) -> list[str]:
-        assert 0 < len(items) <= MAX_BATCH
-        await self._world.hold("embed", "batch", 0.1 * len(items))
-        return list(items)
-
-    async def run(self, params: BusyParams, context: NodeContext) -> NodeResult:
-        name = f"{context.run_id}/{context.node_id}"
-        items = [f"{params.tag}{index}" for index in range(round(4 * params.takes_s))]
-        values = await self._batcher.submit(context.job, context.tenant, items)
-        assert [one.value for one in values] == items
-        async with context.job.slot("llm"):
-            await self._world.hold("llm", name, params.takes_s)
-        return NodeResult(output={"name": name})
-
-
 def operators(world: World) -> dict[str, Operator]:
-    every: list[Operator] = [Think(world), Look(world), MapOperator(), WorkflowOperator()]
+    every: list[Operator] = [Think(world), MapOperator()]
     return {one.name: one for one in every}
 
 
@@ -123,16 +83,13 @@ def in_world(
     work: Callable[[WorkflowService, Callable[..., Run], World], Any],
     *,
     policy: PolicyName = "hera",
-    num_llm: int = 2,
+    num_llm: int = NUM_SLOTS,
 ) -> None:
     """Let runs happen in virtual time; nothing may be left behind."""
 
     async def main() -> None:
         world = World()
-        resources = [
-            CapacityChanged(resource="llm", num_slots=num_llm, is_preemptible=True),
-            CapacityChanged(resource="embed", num_slots=1, max_batch=MAX_BATCH),
-        ]
+        resources = [CapacityChanged(resource="llm", num_slots=num_llm, is_preemptible=True)]
         slots = Slots(
             resources=resources,
             parameters=SchedulerParameters(policy=policy, min_long_sample=2),
@@ -150,7 +107,7 @@ def in_world(
             slots.check_invariants()
             assert slots.is_empty
             assert service.num_active == 0
-            assert set(world.holds.values()) == {0}
+            assert not world.num_holding
 
     run_virtual(main)
 
@@ -259,84 +216,3 @@ def test_the_runs_inside_a_run_are_ranked_with_it() -> None:
         assert len(world.started) == 6
 
     in_world(work)
-
-
-@st.composite
-def documents(draw: st.DrawFn) -> dict[str, Any]:
-    """Graphs of up to six nodes that think and look, fail, retry, time out, and hold graphs."""
-    nodes: list[dict[str, Any]] = []
-    for index in range(draw(st.integers(1, 6))):
-        params: dict[str, Any] = {
-            "takes_s": draw(st.sampled_from([0.0, 0.3, 1.0, 4.0])),
-            "tag": draw(st.sampled_from(["", "", "a", "b"])),
-        }
-        parents = draw(st.sets(st.integers(0, index - 1))) if index else set()
-        node: dict[str, Any] = {"id": f"n{index}", "op": draw(st.sampled_from(["think", "look"]))}
-        if node["op"] == "think":
-            params["fails"] = draw(st.integers(0, 3))
-        node["depends_on"] = [f"n{parent}" for parent in sorted(parents)]
-        node["params"] = params
-        node["on_error"] = draw(st.sampled_from(["fail", "skip"]))
-        node["timeout_s"] = draw(st.sampled_from([0.5, 2.0, 30.0]))
-        node["retry"] = {"max_attempts": draw(st.integers(1, 3)), "backoff_s": 0.1}
-        nodes.append(node)
-    document: dict[str, Any] = {"nodes": nodes}
-    if draw(st.booleans()):
-        document["deadline_s"] = draw(st.sampled_from([1.0, 3.0, 20.0]))
-    if draw(st.integers(0, 3)) == 0:
-        over = list(range(draw(st.integers(1, 4))))
-        params = {"workflow": {"nodes": nodes}, "over": over, "max_parallel": 2}
-        document["nodes"] = [{"id": "m", "op": "map", "params": params}]
-    return document
-
-
-@hypothesis.settings(max_examples=150, deadline=None)
-@hypothesis.given(
-    runs=st.lists(
-        st.tuples(
-            documents(),
-            st.sampled_from([0.0, 0.0, 0.5, 2.0]),
-            st.none() | st.sampled_from([0.0, 0.1, 1.0, 3.0]),
-            st.sampled_from("xy"),
-        ),
-        min_size=1,
-        max_size=6,
-    ),
-    policy=st.sampled_from(["hera", "fcfs", "srtf", "plas"]),
-    outage=st.booleans(),
-)
-def test_every_run_ends_and_no_slot_is_left_taken(
-    runs: list[tuple[dict[str, Any], float, float | None, str]],
-    policy: PolicyName,
-    outage: bool,
-) -> None:
-    async def work(service: WorkflowService, submit: Callable[..., Run], world: World) -> None:
-        async def one(
-            document: dict[str, Any], wait_s: float, cancel_s: float | None, tenant: str
-        ) -> None:
-            await anyio.sleep(wait_s)
-            fields = dict(document)
-            run = submit(*fields.pop("nodes"), tenant=tenant, **fields)
-            if cancel_s is not None:
-                with anyio.move_on_after(cancel_s):
-                    await run.ended.wait()
-                service.cancel(run)
-            await run.ended.wait()
-            run.state.check_invariants()
-            assert run.state.has_ended
-
-        async def watch() -> None:
-            while True:
-                service.slots.check_invariants()
-                if outage and anyio.current_time() > 1:
-                    service.slots.set_slots("llm", int(anyio.current_time()) % 3)
-                await anyio.sleep(0.4)
-
-        async with anyio.create_task_group() as watching:
-            watching.start_soon(watch)
-            async with anyio.create_task_group() as tasks:
-                for parts in runs:
-                    tasks.start_soon(one, *parts)
-            watching.cancel_scope.cancel()
-
-    in_world(work, policy=policy)

@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -24,6 +24,7 @@ class Bench:
         self.may_end = anyio.Event()
         self.error: NodeFailed | None = None
         self.may_be_kept = True
+        self.on_end: Callable[[], None] = lambda: None
         self.emit: Emit | None = None
         self.num_stopped = 0
         self.outcomes: dict[str, Source | NodeFailed] = {}
@@ -37,6 +38,7 @@ class Bench:
         except anyio.get_cancelled_exc_class():
             self.num_stopped += 1
             raise
+        self.on_end()
         if self.error is not None:
             raise self.error
         return NodeResult(output={"n": 1}, may_be_kept=self.may_be_kept)
@@ -115,6 +117,15 @@ async def test_the_first_may_leave_and_the_others_get_the_result(tasks: TaskGrou
     await bench.end()
     # The next one accounts for the work.
     assert bench.outcomes == {"b": "none", "c": "inflight"}
+
+
+async def test_who_leaves_as_the_work_ends_does_not_account_for_it(tasks: TaskGroup) -> None:
+    bench = Bench(tasks)
+    await bench.ask("a")
+    await bench.ask("b")
+    bench.on_end = bench.scopes["a"].cancel
+    await bench.end()
+    assert bench.outcomes == {"b": "none"}
 
 
 async def test_only_the_last_to_leave_stops_the_work(tasks: TaskGroup) -> None:
