@@ -93,6 +93,15 @@ def complete_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> dict[str, 
     return completed
 
 
+def known_inputs(workflow: Workflow, added: Mapping[str, Any]) -> dict[str, Any]:
+    """Of inputs that an operator adds to those of its node, those that the workflow inside may
+    have: where its `input_schema` says which there are, the others are left out."""
+    schema = workflow.input_schema or {}
+    if schema.get("additionalProperties") is not False:
+        return dict(added)
+    return {name: value for name, value in added.items() if name in schema.get("properties", {})}
+
+
 @dataclass(slots=True)
 class _Whole:
     """What a document and those inside it have together, since a check must not cost more."""
@@ -115,7 +124,7 @@ class _Checker:
         self._input_names: set[str] | None = None
 
     def check(self, document: Any) -> CheckedWorkflow:
-        workflow = self._parse(Workflow, document, ())
+        workflow = self._parse(Workflow, document, ()) or self._sound_part(document)
         if workflow is None:
             raise InvalidWorkflow(self._problems)
         self._check_size(workflow, document)
@@ -139,6 +148,17 @@ class _Checker:
             nodes={name: by_id[name] for name in topological_order(self._dependencies)},
             outputs=outputs,
         )
+
+    def _sound_part(self, document: Any) -> Workflow | None:
+        """The document without the fields that are wrong, so that the others are checked too."""
+        if not isinstance(document, dict):
+            return None
+        wrong = {problem.path.partition(".")[0] for problem in self._problems}
+        sound = {name: value for name, value in document.items() if name not in wrong}
+        try:
+            return Workflow.model_validate(sound)
+        except ValidationError:
+            return None
 
     def _check_size(self, workflow: Workflow, document: Any) -> None:
         """Raises InvalidWorkflow at once where the rest would take long to check."""

@@ -17,8 +17,13 @@ _ABOUT = ("description", "default")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
-def document_schema(operators: Mapping[str, Operator]) -> dict[str, Any]:
-    """Draft 2020-12. Where a parameter is no text, a template may stand in its place."""
+def document_schema(
+    operators: Mapping[str, Operator], beside: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Draft 2020-12. Where a parameter is no text, a template may stand in its place.
+
+    beside: schemas of what may stand beside the outermost document, in a request.
+    """
     schema = Workflow.model_json_schema(ref_template=_DEFS)
     node = Node.model_json_schema(ref_template=_DEFS)
     defs = {**schema.pop("$defs", {}), **node.pop("$defs", {}), "template": _TEMPLATE}
@@ -31,10 +36,13 @@ def document_schema(operators: Mapping[str, Operator]) -> dict[str, Any]:
             "params": {"$ref": f"#/$defs/params.{name}"},
         }
         kinds.append({**node, "title": name, "properties": properties})
-    schema["properties"]["nodes"]["items"] = {"oneOf": kinds}
+    defs["node"] = {"oneOf": kinds}
+    schema["properties"]["nodes"]["items"] = {"$ref": "#/$defs/node"}
+    defs["document"] = schema
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
+        "properties": {**schema["properties"], **(beside or {})},
         "title": "Workflow",
         "$defs": defs,
     }
@@ -49,7 +57,7 @@ def _params(name: str, operator: Operator, defs: dict[str, Any]) -> dict[str, An
         defs[f"{name}.{inner}"] = _templated(one)
     params = _templated(params)
     if nested is not None:
-        params["properties"][nested] = {"$ref": "#"}
+        params["properties"][nested] = {"$ref": "#/$defs/document"}
     return params
 
 

@@ -16,7 +16,7 @@ import anyio
 import orjson
 from anyio.abc import TaskGroup
 
-from workflows.checked import CheckedNode, CheckedWorkflow, complete_inputs
+from workflows.checked import CheckedNode, CheckedWorkflow, complete_inputs, known_inputs
 from workflows.errors import (
     InvalidWorkflow,
     JournalUnavailable,
@@ -490,7 +490,12 @@ class WorkflowService:
             raise NodeFailed(message, code="output_too_large", is_retryable=False)
 
     async def _run_nested(
-        self, run: Run, node: CheckedNode, inputs: dict[str, Any], key: str
+        self,
+        run: Run,
+        node: CheckedNode,
+        inputs: Mapping[str, Any],
+        added: Mapping[str, Any],
+        key: str,
     ) -> NodeResult:
         """A run inside a node. It is cancelled with the node, and counts to the run around it.
 
@@ -504,10 +509,11 @@ class WorkflowService:
             message = f"a run may have {self._max_nested} runs inside at most"
             raise NodeFailed(message, code="too_many_runs", is_retryable=False)
         try:
-            inputs = complete_inputs(node.nested.spec, inputs)
+            workflow = node.nested.spec
+            completed = complete_inputs(workflow, {**inputs, **known_inputs(workflow, added)})
         except InvalidWorkflow as error:
             raise NodeFailed(error.message, code="invalid_input", is_retryable=False) from None
-        inner = run_inside(run, node.nested, inputs, f"{run.path}{node.spec.id}[{key}].")
+        inner = run_inside(run, node.nested, completed, f"{run.path}{node.spec.id}[{key}].")
         if self._journal is not None and root.recorded is not None:
             self._journal.record_inside(root.recorded, inner.path, inner.events)
         self._enter(inner)

@@ -21,7 +21,7 @@ from server.protocol.workflows import RunOptions
 from server.record import RequestRecord, record_of
 from server.sse import DONE, frame
 from spot.errors import InvalidRequest
-from workflows.checked import CheckedNode, CheckedWorkflow, check_workflow
+from workflows.checked import CheckedNode, CheckedWorkflow, check_workflow, complete_inputs
 from workflows.json_schema import document_schema
 from workflows.library import Library
 from workflows.operators.base import Operator
@@ -159,12 +159,16 @@ class Workflows(WorkflowEndpoint):
 
 
 class ValidateWorkflow(WorkflowEndpoint):
-    """`POST /v1/workflows/validate`: what a run would be refused for. Nothing runs."""
+    """`POST /v1/workflows/validate`: what a run would be refused for; its inputs too, if there are
+    any. Nothing runs."""
 
     async def answer(
         self, body: RunOptions, raw: dict[str, Any], record: RequestRecord, send: Send
     ) -> None:
         workflow = await self.checked(body, raw, tenant=record.tenant)
+        if "inputs" in raw:
+            with as_http():
+                complete_inputs(workflow.spec, body.inputs)
         nodes = [
             {"id": name, "op": node.spec.op, "depends_on": sorted(node.dependencies)}
             for name, node in workflow.nodes.items()
@@ -239,10 +243,13 @@ class RunPicture(RunEndpoint):
 
 
 class DocumentSchema:
-    """`GET /v1/workflows/schema`: the JSON Schema of a workflow's document."""
+    """`GET /v1/workflows/schema`: the JSON Schema of a workflow's document, which may have what a
+    request has beside it."""
 
     def __init__(self, operators: Mapping[str, Operator]) -> None:
-        self._schema = document_schema(operators)
+        options = RunOptions.model_json_schema()["properties"]
+        beside = {name: one for name, one in options.items() if name != "workflow"}
+        self._schema = document_schema(operators, beside)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, self._schema)

@@ -87,3 +87,15 @@ def test_a_template_may_stand_where_a_number_does(
 def test_it_is_published() -> None:
     with serving("x") as server:
         assert server.http.get("/v1/workflows/schema").json()["title"] == "Workflow"
+
+
+def test_a_request_may_have_its_options_beside_the_document(
+    operators: dict[str, Operator],
+) -> None:
+    beside = {"inputs": {"type": "object"}}
+    validator = jsonschema_rs.Draft202012Validator(document_schema(operators, beside))
+    node = {"id": "a", "op": "template", "params": {"value": 1}}
+    validator.validate({"nodes": [node], "inputs": {}})
+    assert not validator.is_valid({"nodes": [node], "input": {}})
+    inner = {"id": "b", "op": "workflow", "params": {"workflow": {"nodes": [node], "inputs": {}}}}
+    assert not validator.is_valid({"nodes": [inner]})

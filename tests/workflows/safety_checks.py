@@ -7,7 +7,8 @@ induction over the nodes that is what the run would have been if nobody had shar
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -48,6 +49,16 @@ class Entered:
         """The same for a run that goes on elsewhere, or again."""
         return self.root.id, self.run.path
 
+    @property
+    def began_s(self) -> float:
+        return self.base_s + self.run.state.created_s
+
+    @property
+    def ended_s(self) -> float:
+        """Not yet, where the server was killed before."""
+        finished_s = self.run.state.finished_s
+        return math.inf if finished_s is None else self.base_s + finished_s
+
     def key(self, node_id: str) -> str:
         """Of idempotency."""
         return f"{self.root.id}:{self.run.path}{node_id}"
@@ -67,6 +78,12 @@ class Ledger:
         self.latest = {place: one for place, one in latest.items() if _counts(one, latest)}
         self._entered = entered
         self._by_id = {one.run.id: one.run for one in entered}
+        self._users: defaultdict[int, list[Entered]] = defaultdict(list)
+        for one in entered:
+            for node in one.run.state.nodes.values():
+                for key in node.usage:
+                    if key.startswith("work "):
+                        self._users[int(key[5:])].append(one)
 
     def check(self) -> None:
         assert not self._world.wrongs
@@ -181,15 +198,31 @@ class Ledger:
         """No result is older than may be, or read before its node began."""
         started_s = one.base_s + _last_start_s(one.run, node.node.spec.id)
         if node.shared == "cache":
-            assert node.node.spec.cache is not None
-            age_s = finished_s - execution.ended_s
-            assert -_EPSILON_S <= age_s <= node.node.spec.cache.ttl_s + _EPSILON_S
+            cache, age_s = node.node.spec.cache, finished_s - execution.ended_s
+            assert age_s >= -_EPSILON_S
+            is_kept = cache is not None and age_s <= cache.ttl_s + _EPSILON_S
+            assert is_kept or self._is_held(node, params, execution, finished_s)
             assert not params.is_cut
         else:
             assert abs(execution.ended_s - finished_s) < _EPSILON_S
         if node.node.spec.op == "read":
             assert self._world.version(started_s - _EPSILON_S) <= execution.version
             assert execution.version <= self._world.version(finished_s + _EPSILON_S)
+
+    def _is_held(
+        self, node: NodeState, params: WorkParams, execution: Execution, at_s: float
+    ) -> bool:
+        """Whether a run that used the result was active then, and the work's content says all."""
+        if node.node.spec.op == "read" or params.is_sampled:
+            return False
+        users = {one.root.id for one in self._users[execution.number]}
+        return any(
+            one.run.root is None
+            and one.run.id in users
+            and one.began_s <= at_s + _EPSILON_S
+            and at_s <= one.ended_s + _EPSILON_S
+            for one in self._entered
+        )
 
     def _check_nested(self, one: Entered, name: str, node: NodeState) -> None:
         """It is put together of the runs inside."""

@@ -205,7 +205,12 @@ class Think(_Working):
 
     def identity(self, params: WorkParams) -> Identity:
         sampled = "a sample" if params.is_sampled else ""
-        return Identity(content=params.content, sampled=sampled, wants_deltas=params.stream)
+        return Identity(
+            content=params.content,
+            sampled=sampled,
+            is_pure=not params.is_sampled,
+            wants_deltas=params.stream,
+        )
 
     async def run(self, params: WorkParams, context: NodeContext) -> NodeResult:
         number = self._world.begin(context)
@@ -260,7 +265,7 @@ class Write(_Working):
 
     def identity(self, params: WorkParams) -> Identity:
         """A wrong one, as an author of operators may write it: the service must know better."""
-        return Identity(content=params.content)
+        return Identity(content=params.content, is_pure=True)
 
     def writes(self, params: WorkParams) -> bool:
         return True
@@ -295,7 +300,7 @@ class Look(_Working):
         return len(self._batcher._in_flight)
 
     def identity(self, params: WorkParams) -> Identity:
-        return Identity(content=params.content)
+        return Identity(content=params.content, is_pure=True)
 
     async def run(self, params: WorkParams, context: NodeContext) -> NodeResult:
         number = self._world.begin(context)

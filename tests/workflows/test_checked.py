@@ -57,6 +57,17 @@ def test_all_problems_are_told_at_once() -> None:
     }
 
 
+def test_what_is_wrong_around_the_nodes_hides_nothing_in_them() -> None:
+    with pytest.raises(InvalidWorkflow) as caught:
+        checked(echo("a", retri=1), deadline_s=-3, nodez=1, outputs=["b"])
+    assert {problem.path for problem in caught.value.problems} == {
+        "deadline_s",
+        "nodez",
+        "nodes.0.retri",
+        "outputs.0",
+    }
+
+
 def test_a_node_that_is_wrong_elsewhere_can_be_referred_to() -> None:
     assert problems(echo("a", nope=1), echo("b", "{{ nodes.a.output.text }}")) == [
         ("nodes.0.nope", "extra_forbidden")

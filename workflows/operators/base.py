@@ -33,7 +33,9 @@ class NodeResult:
     num_shared_items: int = 0
 
 
-async def _nothing_nested(inputs: dict[str, Any], key: str) -> NodeResult:
+async def _nothing_nested(
+    inputs: Mapping[str, Any], added: Mapping[str, Any], key: str
+) -> NodeResult:
     raise AssertionError("this operator has no nested workflow")
 
 
@@ -47,9 +49,10 @@ class NodeContext:
     together they are how `output.text` begins. pass_on: takes the same for nodes that can begin
     with it, also where nobody watches; operators use `emit`. note_shared: is told when the node
     waits for equal work, or finds it done. run_nested: runs the workflow that stands in the node's
-    parameters; its result is that run's outputs and usage. Its second argument names the run among
-    those of the node: what a run of that name had done when it was interrupted is not done again.
-    Raises NodeFailed.
+    parameters; its result is that run's outputs and usage. It takes inputs, others that are left
+    out where the workflow declares its inputs without them, and what names the run among those of
+    the node: what a run of that name had done when it was interrupted is not done again. Raises
+    NodeFailed.
     """
 
     run_id: str
@@ -61,7 +64,9 @@ class NodeContext:
     emit: Callable[[str], None] = lambda _: None
     pass_on: Callable[[str], None] = lambda _: None
     note_shared: Callable[[str], None] = lambda _: None
-    run_nested: Callable[[dict[str, Any], str], Awaitable[NodeResult]] = _nothing_nested
+    run_nested: Callable[[Mapping[str, Any], Mapping[str, Any], str], Awaitable[NodeResult]] = (
+        _nothing_nested
+    )
 
     def emitting(self, emit: Callable[[str], None]) -> NodeContext:
         """The same with another taker of the text."""

@@ -36,7 +36,7 @@ class WorkflowOperator:
     nested_param = "workflow"
 
     async def run(self, params: WorkflowParams, context: NodeContext) -> NodeResult:
-        inner = await context.run_nested(params.inputs, "")
+        inner = await context.run_nested(params.inputs, {}, "")
         return NodeResult(output={"outputs": inner.output}, usage=inner.usage)
 
 
@@ -69,9 +69,9 @@ class MapOperator:
         async def one(index: int) -> None:
             nonlocal failure
             async with seats:
-                inputs = {**params.inputs, "item": params.over[index], "index": index}
+                added = {"item": params.over[index], "index": index}
                 try:
-                    inner = await context.run_nested(inputs, str(index))
+                    inner = await context.run_nested(params.inputs, added, str(index))
                 except NodeFailed as error:
                     failure = failure or _of_item(error, index)
                     tasks.cancel_scope.cancel()
@@ -113,8 +113,8 @@ class LoopOperator:
         usage: dict[str, int] = {}
         is_done, num_rounds = False, 0
         while not is_done and num_rounds < params.max_rounds:
-            inputs = {**params.inputs, "previous": previous, "round": num_rounds}
-            inner = await context.run_nested(inputs, str(num_rounds))
+            added = {"previous": previous, "round": num_rounds}
+            inner = await context.run_nested(params.inputs, added, str(num_rounds))
             previous = inner.output
             is_done = bool(previous.get(params.until))
             num_rounds += 1

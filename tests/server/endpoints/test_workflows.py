@@ -162,6 +162,14 @@ def test_a_node_that_no_chat_request_could_be_is_refused(server: Server, params:
     assert response.json()["error"]["details"][0]["path"].startswith("nodes.0.params")
 
 
+def test_validate_judges_inputs_where_there_are_some(server: Server) -> None:
+    document = {"nodes": [llm("a")], "input_schema": {"required": ["q"]}}
+    assert server.post(f"{PATH}/validate", document).json()["valid"]
+    refused = server.post(f"{PATH}/validate", {**document, "inputs": {}})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["details"][0]["path"] == "inputs"
+
+
 def test_validate_shows_the_order_and_runs_nothing(server: Server) -> None:
     answer = server.post(f"{PATH}/validate", CHAIN).json()
     assert answer["valid"] is True

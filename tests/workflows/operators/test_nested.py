@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from tests.workflows.fakes import EchoParams, Work, checked, echo, operators
+from workflows.builder import WorkflowBuilder
 from workflows.checked import MAX_DEPTH, check_workflow
 from workflows.errors import InvalidWorkflow, NodeFailed
 from workflows.operators.base import NodeContext
@@ -166,6 +167,25 @@ async def test_inputs_that_the_inner_workflow_does_not_take_fail_the_node(
     done = await run(service, node)
     assert done.state.failure is not None
     assert done.state.failure.code == "invalid_input"
+
+
+async def test_what_an_inner_workflow_declares_is_all_that_is_added_for_it(
+    service: WorkflowService,
+) -> None:
+    each, again = WorkflowBuilder(), WorkflowBuilder()
+    each.node("echo", id="a", text=each.input("item"))
+    number = again.input("round", {"type": "integer"})
+    again.output(done=f"{{{{ {number.expression} == 1 }}}}")
+    again.node("echo", id="a", text=f"round {number}")
+    flow = WorkflowBuilder()
+    flow.node("map", id="each", workflow=each, over=["x", "y"])
+    flow.node("loop", id="again", workflow=again)
+    run = service.submit(flow.check(operators()), {}, tenant="t")
+    await run.ended.wait()
+    assert run.state.outputs is not None
+    texts = [one["a"]["text"] for one in run.state.outputs["each"]["items"]]
+    assert texts == ["x", "y"]
+    assert run.state.outputs["again"]["rounds"] == 2
 
 
 def test_the_inner_workflow_is_checked_with_its_path() -> None:
