@@ -180,7 +180,7 @@ def _sample(workload: Workload, arguments: argparse.Namespace) -> list[Run]:
 
 def _cells(arguments: argparse.Namespace, most: dict[Workload, float]) -> list[Cell]:
     cells = fitted(
-        all_cells(arguments.workloads, arguments.duplicates),
+        all_cells(arguments.workloads, arguments.duplicates, heaviest_only=arguments.heaviest_only),
         most,
         num_systems=len(arguments.systems),
         budget_s=60 * arguments.minutes - _START_S,
@@ -203,6 +203,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--duplicates", nargs="+", type=float, default=list(DUPLICATE_SHARES))
+    parser.add_argument(
+        "--heaviest-only",
+        action="store_true",
+        help="the mixed workload with 100 clients and at 95%%",
+    )
     parser.add_argument("--show", metavar="FILE", help="print the tables of a result file")
     arguments = parser.parse_args(argv)
     if arguments.what == "setup":

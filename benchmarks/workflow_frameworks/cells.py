@@ -68,15 +68,28 @@ class Cell:
         return f"{self.workload}, {level}, {self.duplicate_share:.0%} duplicates"
 
 
-def all_cells(workloads: Sequence[Workload], duplicate_shares: Sequence[float]) -> list[Cell]:
-    """The full comparison. Closed loops come first: they tell how much an open one is offered."""
+def all_cells(
+    workloads: Sequence[Workload],
+    duplicate_shares: Sequence[float],
+    *,
+    heaviest_only: bool = False,
+) -> list[Cell]:
+    """The full comparison. Closed loops come first: they tell how much an open one is offered.
+
+    heaviest_only: of each loop the level that counts, where there are several.
+    """
     ends = (min(duplicate_shares), max(duplicate_shares))
     return [
         Cell(workload, one.loop, one.level, share, one.num_runs, one.min_runs)
         for workload in workloads
         for one in _LEVELS[workload]
+        if one.is_extreme or not heaviest_only or not _has_extremes(workload)
         for share in (duplicate_shares if one.is_extreme else sorted(set(ends)))
     ]
+
+
+def _has_extremes(workload: Workload) -> bool:
+    return any(one.is_extreme for one in _LEVELS[workload])
 
 
 def quick_cells(workloads: Sequence[Workload]) -> list[Cell]:

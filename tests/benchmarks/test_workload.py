@@ -132,6 +132,13 @@ def test_cells_fit_into_their_time_with_enough_runs_each() -> None:
 
 
 def test_a_workload_s_closed_loops_come_before_its_open_ones() -> None:
+    heaviest = all_cells(["mixed", "research"], [0.0], heaviest_only=True)
+    assert [(one.workload, one.loop, one.level) for one in heaviest] == [
+        ("mixed", "closed", 100),
+        ("mixed", "open", 0.95),
+        ("research", "closed", 30),
+        ("research", "open", 0.95),
+    ]
     cells = all_cells(["mixed"], [0.0])
     assert [cell.loop for cell in cells] == ["closed"] * 3 + ["open"] * 3
     assert Cell("mixed", "open", 0.95, 0.05, 10).name == "mixed, 95% load, 5% duplicates"
