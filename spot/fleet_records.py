@@ -64,14 +64,17 @@ class Live:
         """Lower goes first."""
         return self.generation.priority, self.due_s, self.order
 
-    def yields_to(self, other: Live, margin_s: float) -> bool:
+    def yields_to(self, other: Live, *, margin_s: float, num_few: int) -> bool:
         """Whether it gives its seat to another one that waits.
 
-        To one of a lower priority; a ranked one also to one that is due earlier by a margin.
+        To one of a lower priority; a ranked one also to one that is due earlier by a margin, unless
+        it has but a few tokens to go: coming back costs more than those.
         """
         if other.generation.priority != self.generation.priority:
             return other.generation.priority < self.generation.priority
-        return self.generation.head_start_s is not None and other.due_s + margin_s < self.due_s
+        num_left = self.generation.sampling.max_tokens - len(self.output)
+        is_ranked = self.generation.head_start_s is not None and num_left > num_few
+        return is_ranked and other.due_s + margin_s < self.due_s
 
     @property
     def remaining(self) -> Generation:

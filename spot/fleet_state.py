@@ -20,7 +20,14 @@ from spot.failover_policy import FailoverPolicy
 from spot.fleet_commands import Command, Departure, Fail, Kill, Retire, Stop
 from spot.fleet_records import Live, Pipeline
 from spot.generation import Generation
-from spot.pace import ThroughputWatch, boundary_after, observe_tokens, why_stalled
+from spot.pace import (
+    ThroughputWatch,
+    boundary_after,
+    observe_tokens,
+    subnode_s,
+    subnode_tokens,
+    why_stalled,
+)
 from spot.routing import Router
 
 _NO_EXACT_RESUME = (
@@ -319,7 +326,11 @@ class FleetState:
     def _at_boundary(self, live: Live, pipeline: Pipeline, now_s: float) -> list[Command]:
         """Give the seat up if somebody more urgent waits for one."""
         urgent = self._dispatcher.most_urgent_without_seat(pipeline, now_s)
-        if urgent is None or not live.yields_to(urgent, self.policy.subnode_s):
+        if urgent is None or not live.yields_to(
+            urgent,
+            margin_s=subnode_s(pipeline, self.policy),
+            num_few=subnode_tokens(pipeline, self.policy),
+        ):
             return []
         if not live.can_go_on_at(pipeline):
             return []

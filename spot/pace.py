@@ -59,14 +59,24 @@ class ThroughputWatch:
 
 def boundary_after(live: Live, pipeline: Pipeline, policy: FailoverPolicy) -> int:
     """Number of output tokens at which the next sub-node ends: on a KV block's end."""
-    tokens = policy.subnode_tokens
-    if tokens is None:
-        step_s = pipeline.step_s or 0.02
-        tokens = min(256, max(pipeline.block_size, int(policy.subnode_s / step_s)))
+    tokens = subnode_tokens(pipeline, policy)
     prompt = len(live.generation.prompt_token_ids)
     end = prompt + len(live.output) + tokens
     aligned = end - end % pipeline.block_size if tokens >= pipeline.block_size else end
     return max(len(live.output) + 1, aligned - prompt)
+
+
+def subnode_tokens(pipeline: Pipeline, policy: FailoverPolicy) -> int:
+    """Output tokens of a whole sub-node: those of `subnode_s`, but a KV block at least."""
+    if policy.subnode_tokens is not None:
+        return policy.subnode_tokens
+    step_s = pipeline.step_s or 0.02
+    return min(256, max(pipeline.block_size, int(policy.subnode_s / step_s)))
+
+
+def subnode_s(pipeline: Pipeline, policy: FailoverPolicy) -> float:
+    """How long a sub-node takes there."""
+    return max(policy.subnode_s, subnode_tokens(pipeline, policy) * pipeline.step_s)
 
 
 def stall_limit_s(pipeline: Pipeline, policy: FailoverPolicy) -> float:

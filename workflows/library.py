@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -62,7 +62,7 @@ class Library:
                 return found
         raise TemplateNotFound(
             f"there is no workflow template {reference[:80]!r}"
-            + _hint(reference, [one.name for one in await self.heads(tenant)])
+            + _hint(reference, await self.heads(tenant))
         )
 
     async def _find(self, tenant: str, name: str, version: int | None) -> StoredTemplate | None:
@@ -94,6 +94,10 @@ class Library:
         return [heads[name] for name in sorted(heads)]
 
 
-def _hint(reference: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(reference.partition("@")[0], names, n=1)
+def _hint(reference: str, heads: Sequence[TemplateHead]) -> str:
+    wanted, names = reference.partition("@")[0], [one.name for one in heads]
+    same = next((one for one in heads if one.name == wanted), None)
+    if same is not None:
+        return f"; the newest version of {wanted!r} is {same.version}"
+    close = difflib.get_close_matches(wanted, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"

@@ -291,19 +291,25 @@ def test_what_waits_can_be_ranked_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_start_s", "then_s", "yields"),
+    ("head_start_s", "then_s", "step_s", "max_tokens", "yields"),
     [
-        (0.0, 0.0, False),  # within the margin
-        (0.0, -1.0, True),
-        (None, -1.0, False),  # a plain one keeps its seat
+        (0.0, 0.0, 0.0, 100, False),  # within the margin
+        (0.0, -1.0, 0.0, 100, True),
+        (0.0, -1.0, 0.5, 100, False),  # a sub-node takes longer than that
+        (0.0, -3.0, 0.5, 100, True),
+        (0.0, -1.0, 0.0, 44, False),  # it ends within a sub-node
+        (0.0, -1.0, 0.0, 46, True),
+        (None, -1.0, 0.0, 100, False),  # a plain one keeps its seat
     ],
 )
 def test_a_ranked_generation_yields_its_seat_between_two_sub_nodes(
-    head_start_s: float | None, then_s: float, yields: bool
+    head_start_s: float | None, then_s: float, step_s: float, max_tokens: int, yields: bool
 ) -> None:
     policy = FailoverPolicy(lookahead=0.0, subnode_tokens=4)
     state = state_with(1, policy=policy)
-    state.submit(generation("running", head_start_s=head_start_s), 10.0)
+    state.pipelines["p0"].step_s = step_s
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    state.submit(generation("running", sampling=sampling, head_start_s=head_start_s), 10.0)
     live = state.lives["running"]
     emit(state, live, 1, 10.1)
     state.submit(generation("next", head_start_s=0.5), 10.2)
