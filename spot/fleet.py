@@ -433,7 +433,8 @@ class Fleet:
         self._on_subnode(live.generation.id, attained)
 
     def _say(self, kind: EventKind, pipeline_id: str, detail: str = "") -> None:
-        level = _LEVELS.get(kind, logging.INFO)
+        is_expected = kind == "down" and self._closed
+        level = logging.INFO if is_expected else _LEVELS.get(kind, logging.INFO)
         logger.log(level, "pipeline %s: %s%s", pipeline_id, kind, f" ({detail})" if detail else "")
         self.events.add(kind, pipeline_id, detail)
 
