@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import anyio
+import orjson
 from anyio.abc import TaskGroup
 from pydantic import BaseModel, ValidationError
 
@@ -190,13 +191,19 @@ def _checked_params(start: StartNode) -> BaseModel:
 async def _run(start: StartNode, params: Any, context: NodeContext, emit: Emit) -> NodeResult:
     """The operator's own work. Raises NodeFailed."""
     try:
-        return await start.node.operator.run(params, context.emitting(emit))
+        result = await start.node.operator.run(params, context.emitting(emit))
     except NodeFailed:
         raise
     except Exception:
         # The boundary of an operator's own code: its bug ends the node, not the server.
         logger.exception("node %s of run %s failed", context.node_id, context.run_id)
         raise NodeFailed("internal error", code="internal_error", is_retryable=False) from None
+    try:
+        orjson.dumps(result.output)
+    except orjson.JSONEncodeError as error:
+        message = f"its output is no JSON: {error}"
+        raise NodeFailed(message, code="invalid_output", is_retryable=False) from None
+    return result
 
 
 def _without_cost(result: NodeResult) -> NodeResult:

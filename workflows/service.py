@@ -5,6 +5,7 @@ Every node's work is a task of its own. Nothing here decides what runs next.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -51,6 +52,8 @@ from workflows.run_state import (
 from workflows.shared_work import SharedWork
 from workflows.slots import Slots
 from workflows.stores.runs import StoredRun
+
+logger = logging.getLogger(__name__)
 
 # Before the ids of nodes in whose name something is done before they are ready.
 _AHEAD = "ahead of "
@@ -372,6 +375,11 @@ class WorkflowService:
             try:
                 with scope:
                     await work(*args)
+            except Exception:
+                # A bug; the runs of others go on, and this one without what it foresaw.
+                logger.exception("run %s: a fault in %r", run.id, key)
+                if not key.startswith(_AHEAD):
+                    self.cancel(run)
             finally:
                 run._num_tasks -= 1
                 if run.state.has_ended or (run.root or run).is_suspended:
@@ -448,8 +456,13 @@ class WorkflowService:
             outcome = await self._executor.execute(start, context, recorded=recorded)
             self._count_bytes(run, outcome.result)
         except NodeFailed as error:
-            now_s = anyio.current_time()
-            self._carry_out(run, state.work_failed(node_id, error, now_s=now_s), now_s)
+            self._fail(run, node_id, error)
+            return
+        except Exception:
+            # A bug around an operator ends its run, not those of others.
+            logger.exception("node %s of run %s failed", node_id, run.id)
+            bug = NodeFailed("internal error", code="internal_error", is_retryable=False)
+            self._fail(run, node_id, bug)
             return
         root.num_effects += outcome.is_write
         now_s = anyio.current_time()
@@ -464,6 +477,10 @@ class WorkflowService:
         self._carry_out(run, state.foresee(now_s=now_s), now_s)
         if start.node.nested is not None:
             _forget_inside(root, f"{run.path}{node_id}[")
+
+    def _fail(self, run: Run, node_id: str, error: NodeFailed) -> None:
+        now_s = anyio.current_time()
+        self._carry_out(run, run.state.work_failed(node_id, error, now_s=now_s), now_s)
 
     def _pass_on(self, run: Run, node_id: str, text: str) -> None:
         now_s = anyio.current_time()

@@ -14,6 +14,7 @@ A template comes from whoever may post a workflow, so it must not cost more than
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from typing import Any
 import jinja2
 import orjson
 from jinja2 import filters, nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -39,10 +41,13 @@ MAX_ROUNDS = 100_000
 MAX_RENDER_S = 0.25
 MAX_DEPTH = 40
 _MAX_INT_BITS = 4096
+_MAX_PRECISION = 20
+# What JSON's readers and writers here have.
+_LEAST_INT, _MOST_INT = -(2**63), 2**64 - 1
 
 _FILTERS = (
     *("abs", "capitalize", "count", "default", "d", "dictsort", "e", "escape", "first", "float"),
-    *("int", "items", "last", "length", "list", "lower", "max", "min", "reverse", "round", "sort"),
+    *("int", "items", "last", "length", "list", "lower", "max", "min", "reverse", "sort"),
     *("string", "striptags", "title", "trim", "truncate", "unique", "upper", "wordcount"),
 )
 _TESTS = (
@@ -66,6 +71,11 @@ _FILTERS_PER_ITEM: dict[str, Callable[..., Any]] = {
 }
 _CODE = re.compile(r"\{[{%].*?(?:[}%]\}|$)", re.DOTALL)
 _NO_DEFAULT = object()
+# What filters raise over data that they were not made for.
+_FAILURES = (
+    *(jinja2.TemplateError, ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(NameError, RuntimeError, TypeError, ValueError),
+)
 _ROOTS = ("nodes", "inputs", "item", "index", "loop")
 
 
@@ -191,6 +201,13 @@ def _replace(text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
+def _round(value: float, precision: int = 0, method: Any = "common") -> float:
+    """Jinja's, which computes 10 to the power of the precision."""
+    if not -_MAX_PRECISION <= precision <= _MAX_PRECISION:
+        raise TemplateError(f"round keeps {_MAX_PRECISION} digits at most")
+    return filters.do_round(value, precision, method)
+
+
 def _tojson(value: Any) -> str:
     try:
         return orjson.dumps(value).decode()
@@ -210,20 +227,35 @@ def _fromjson(text: Any, default: Any = _NO_DEFAULT) -> Any:
         raise TemplateError(f"fromjson: {error}") from None
 
 
+class _CodeGenerator(CodeGenerator):
+    """Computes nothing while it compiles: what an expression costs is bounded in rendering it."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """Jinja with less in it, and with a price on what is left."""
 
     intercepted_binops = frozenset(["*", "**", "%", "+"])
+    code_generator_class = _CodeGenerator
 
     def __init__(self) -> None:
-        super().__init__(undefined=jinja2.StrictUndefined, autoescape=False)
+        super().__init__(undefined=jinja2.StrictUndefined, autoescape=False, optimized=False)
         self.globals.clear()
         self.globals["__tick__"] = _tick
         self.globals["__concat__"] = _concat
         self.filters = {name: self.filters[name] for name in _FILTERS}
         self.filters.update({name: _per_item(apply) for name, apply in _FILTERS_PER_ITEM.items()})
         self.filters.update(
-            join=_join, replace=_replace, sum=_sum, tojson=_tojson, fromjson=_fromjson
+            join=_join,
+            replace=_replace,
+            round=_round,
+            sum=_sum,
+            tojson=_tojson,
+            fromjson=_fromjson,
         )
         self.tests = {name: self.tests[name] for name in _TESTS}
 
@@ -319,8 +351,9 @@ class Template:
             raise TemplateError(f"{error.message} in {_shown(self.source)}") from None
         except RecursionError:
             raise TemplateError(f"{_shown(self.source)} is nested too deeply") from None
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise TemplateError(f"{error} in {_shown(self.source)}") from None
+        except _FAILURES as error:
+            message = str(error) or type(error).__name__
+            raise TemplateError(f"{message} in {_shown(self.source)}") from None
 
 
 def code_chars(source: str) -> int:
@@ -345,8 +378,8 @@ def compile_template(source: str) -> Template:
             evaluate = _compile_expression(expression)
             return Template(source, references, True, is_reference, evaluate)
         return Template(source, references, False, False, _compile_text(tree))
-    except jinja2.TemplateError as error:
-        raise TemplateError(f"{error.message} in {_shown(source)}") from None
+    except (jinja2.TemplateError, ValueError, SyntaxError) as error:
+        raise TemplateError(f"{error} in {_shown(source)}") from None
     except RecursionError:
         raise TemplateError(f"{_shown(source)} is nested too deeply") from None
 
@@ -459,12 +492,32 @@ def _plain(value: Any) -> Any:
     if isinstance(value, jinja2.Undefined):
         value._fail_with_undefined_error()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {_plain_key(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, Iterator)):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, (str, int, float)):
+    if isinstance(value, str):
+        return _plain_text(value)
+    if isinstance(value, int) and not _LEAST_INT <= value <= _MOST_INT:
+        raise TemplateError("a number is beyond 64 bits")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TemplateError(f"a number is {value}, which JSON does not have,")
+    if value is None or isinstance(value, (int, float)):
         return value
     raise TemplateError(f"the value is {type(value).__name__}, which JSON does not have,")
+
+
+def _plain_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TemplateError(f"a key is {type(key).__name__}, and in JSON always text,")
+    return _plain_text(key)
+
+
+def _plain_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise TemplateError("a text has half of a surrogate pair") from None
+    return text
 
 
 def _compile_text(tree: nodes.Template) -> Callable[[Mapping[str, Any]], str]:
@@ -477,7 +530,7 @@ def _compile_text(tree: nodes.Template) -> Callable[[Mapping[str, Any]], str]:
             num_chars += len(piece)
             _check_size(num_chars)
             pieces.append(piece)
-        return "".join(pieces)
+        return _plain_text("".join(pieces))
 
     return render
 

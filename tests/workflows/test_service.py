@@ -12,6 +12,7 @@ from workflows.errors import InvalidWorkflow, KeyReused, NodeFailed, RunNotFound
 from workflows.operators.base import NodeContext, NodeResult
 from workflows.run import Run, RunKey
 from workflows.run_restoring import restored_run
+from workflows.run_state import RunState
 from workflows.service import WorkflowService
 from workflows.signature import Identity
 from workflows.stores.runs import StoredRun
@@ -111,6 +112,51 @@ async def test_a_bug_in_an_operator_ends_its_run_only(
     assert run.state.failure is not None
     assert run.state.failure.code == "internal_error"
     assert "secret" not in run.state.failure.message
+    assert "secret detail" in caplog.text
+    fine = await ended(service.submit(checked(echo("a")), {}, tenant=""))
+    assert fine.state.status == "completed"
+
+
+class Huge(Echo):
+    """Gives what JSON does not have."""
+
+    async def run(self, params: EchoParams, context: NodeContext) -> NodeResult:
+        return NodeResult(output={"number": 2**64})
+
+
+async def test_an_output_that_is_no_json_fails_its_node(service: WorkflowService) -> None:
+    workflow = check_workflow({"nodes": [echo("a")]}, {"echo": Huge()})
+    run = await ended(service.submit(workflow, {}, tenant=""))
+    assert run.state.failure is not None
+    assert run.state.failure.code == "invalid_output"
+
+
+async def test_a_bug_around_a_node_ends_its_run_only(
+    service: WorkflowService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def crash(run: Run, result: NodeResult) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "_count_bytes", crash)
+        run = await ended(service.submit(checked(echo("a")), {}, tenant=""))
+    assert run.state.failure is not None
+    assert run.state.failure.code == "internal_error"
+    assert "secret detail" in caplog.text
+    fine = await ended(service.submit(checked(echo("a")), {}, tenant=""))
+    assert fine.state.status == "completed"
+
+
+async def test_a_bug_in_what_a_run_decides_ends_it_alone(
+    service: WorkflowService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def crash(*args: Any, **options: Any) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunState, "work_completed", crash)
+        run = await ended(service.submit(checked(echo("a")), {}, tenant=""))
+    assert run.state.status == "cancelled"
     assert "secret detail" in caplog.text
     fine = await ended(service.submit(checked(echo("a")), {}, tenant=""))
     assert fine.state.status == "completed"

@@ -179,3 +179,37 @@ def test_a_budget_is_spent_and_refills_with_time() -> None:
     with pytest.raises(TemplateError, match="altogether"):
         template.render({"inputs": {"l": []}}, budget)
     assert template.render({"inputs": {"l": []}}, budget.refill(1000.0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{{ 2**64 }}", "64 bits"),
+        ("{{ 10**10**10 }}", "64 bits"),
+        ("{{ [{'a': 0 - 2**63 - 1}] }}", "64 bits"),
+        ("{{ '\\ud800' }}", "surrogate"),
+        ("x {{ '\\ud800' }}", "surrogate"),
+        ("{{ {'\\ud800': 1} }}", "surrogate"),
+        ("{{ {1: 2} }}", "key"),
+        ("{{ 'nan'|float }}", "nan"),
+        ("{{ 1e308*10 }}", "inf"),
+        ("{{ 1.0|round(999999999,'ceil') }}", "20 digits"),
+        ("{{ 7|round(100000000) }}", "20 digits"),
+        ("{{ 'aaaaaaa'|truncate(5, true, 'bbbbbbb') }}", "in"),
+    ],
+)
+def test_what_json_does_not_have_is_no_value(source: str, told: str) -> None:
+    """Nothing of it is computed before it is rendered, either."""
+    template = compile_template(source)
+    with pytest.raises(TemplateError, match=told):
+        template.render({})
+
+
+def test_the_largest_numbers_are_values() -> None:
+    for value in (2**64 - 1, -(2**63), 1.7e308):
+        assert compile_template("{{ inputs.x }}").render({"inputs": {"x": value}}) == value
+
+
+def test_a_number_that_python_does_not_read_is_an_error() -> None:
+    with pytest.raises(TemplateError):
+        compile_template("{{ " + "9" * 5000 + " }}")

@@ -80,6 +80,18 @@ def test_the_prompt_of_a_node_is_made_of_other_nodes_outputs(server: Server) -> 
     assert prompts == [alone]
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["{{ 2**64 }}", "{{ '\\ud800' }}", "{{ 'nan'|float }}", "{{ 1.0|round(999999999,'ceil') }}"],
+)
+def test_what_is_no_json_ends_its_own_run_only(server: Server, value: str) -> None:
+    node = {"id": "a", "op": "template", "params": {"value": value}}
+    assert server.post(f"{PATH}/validate", {"nodes": [node]}).json()["valid"]
+    run = server.post(PATH, {"nodes": [node]}).json()
+    assert (run["status"], run["error"]["code"]) == ("failed", "template_error")
+    assert server.post(PATH, CHAIN).json()["status"] == "completed"
+
+
 def test_a_node_takes_what_a_chat_request_takes(server: Server) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     node = {"id": "a", "op": "llm", "params": {"messages": messages, "max_tokens": 2, "seed": 1}}
