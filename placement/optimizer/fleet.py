@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,9 +172,10 @@ def best_fleet(
         return None
     methods = {"throughput": _throughput, "cost-for-load": _cost, "throughput-per-dollar": _ratio}
     found = methods[packing.goal.objective](packing, time_limit_s)
-    if known is None:
+    again = None if known is None else _again(packing, known)
+    if again is None or (found is not None and not is_better(again, found, packing.goal)):
         return found
-    return _better(packing.goal, found, _again(packing, known))
+    return again if found is None else replace(again, bound=found.bound)
 
 
 def _again(packing: Packing, fleet: Fleet) -> Fleet | None:
@@ -187,12 +188,8 @@ def _again(packing: Packing, fleet: Fleet) -> Fleet | None:
     return _fleet(packing, x, 0.0 if packing.goal.objective == "cost-for-load" else np.inf)
 
 
-def _better(goal: Goal, one: Fleet | None, other: Fleet | None) -> Fleet | None:
-    """The first, unless the other has a better value."""
-    if one is None or other is None:
-        return other if one is None else one
-    is_lower = goal.objective == "cost-for-load"
-    return other if (other.value < one.value if is_lower else other.value > one.value) else one
+def is_better(one: Fleet, other: Fleet, goal: Goal) -> bool:
+    return one.value < other.value if goal.objective == "cost-for-load" else one.value > other.value
 
 
 def _throughput(packing: Packing, limit_s: float) -> Fleet | None:

@@ -17,7 +17,7 @@ from placement.optimizer.clock import Clock, OnProgress, nothing_meets
 from placement.optimizer.cluster import Cluster, make_cluster
 from placement.optimizer.columns import Chosen, Column, found_columns, plan_pipelines, search_sets
 from placement.optimizer.even import even_fleet
-from placement.optimizer.fleet import Fleet, best_fleet, make_packing
+from placement.optimizer.fleet import Fleet, best_fleet, is_better, make_packing
 from placement.optimizer.large import Generation
 from placement.optimizer.latency import latency_limits
 from placement.optimizer.machines import check_offers
@@ -94,7 +94,7 @@ def _choose(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
         if even is None:
             raise
         return even
-    if even is not None and _is_better(even[1], fleet, cluster.goal):
+    if even is not None and is_better(even[1], fleet, cluster.goal):
         return even[0], replace(even[1], bound=fleet.bound)
     return chosen, fleet
 
@@ -127,13 +127,9 @@ def _choose_within(cluster: Cluster, clock: Clock) -> tuple[Chosen, Fleet]:
         if kept is None:
             raise
         chosen, fleet = kept
-    if kept is not None and _is_better(kept[1], fleet, goal):
+    if kept is not None and is_better(kept[1], fleet, goal):
         chosen, fleet = kept[0], replace(kept[1], bound=fleet.bound)
     return chosen, replace(fleet, bound=_tighter(fleet, goal, bound))
-
-
-def _is_better(one: Fleet, other: Fleet, goal: Goal) -> bool:
-    return one.value < other.value if goal.objective == "cost-for-load" else one.value > other.value
 
 
 def _without_sums(cluster: Cluster) -> Cluster:
