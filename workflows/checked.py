@@ -20,6 +20,7 @@ from workflows.complaints import Path, complaints, nearest, shown_path
 from workflows.errors import InvalidWorkflow, Problem, TemplateError
 from workflows.graph import find_cycle, topological_order
 from workflows.operators.base import JsonType, Nesting, Operator
+from workflows.own_data import wrongly_public
 from workflows.spec import MAX_NODES, Node, Workflow
 from workflows.templates import Reference, Template, code_chars, compile_condition
 from workflows.values import TemplatedValue, compile_value
@@ -27,6 +28,7 @@ from workflows.values import TemplatedValue, compile_value
 MAX_PROBLEMS = 100
 MAX_DEPTH = 4
 MAX_CODE_CHARS = 131_072
+MAX_EDGES = 100_000
 # Hints at what was meant are given for so many problems only: each looks through all names.
 _MAX_HINTS = 10
 MAX_MESSAGE_CHARS = 300
@@ -34,6 +36,8 @@ MAX_MESSAGE_CHARS = 300
 # A custom check of a value with a template in it may complain of what is not known yet.
 _JUDGES_A_WHOLE = ("value_error", "assertion_error")
 _NODE_FIELDS = ("output", "status", "error")
+# Operators that not every server has.
+_HOW_TO_GET = {"python": "; start the server with --workflow-functions"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,7 @@ class _Whole:
     """What a document and those inside it have together, since a check must not cost more."""
 
     num_nodes: int = 0
+    num_edges: int = 0
     code_chars: int = 0
 
 
@@ -140,14 +145,14 @@ class _Checker:
         ]
         outputs = self._check_outputs(workflow)
         self._check_cycles()
+        by_id = {one.spec.id: one for one in checked if one is not None}
+        ordered = {
+            name: by_id[name] for name in topological_order(self._dependencies) if name in by_id
+        }
+        self._check_public(ordered)
         if self._problems:
             raise InvalidWorkflow(self._problems[:MAX_PROBLEMS])
-        by_id = {one.spec.id: one for one in checked if one is not None}
-        return CheckedWorkflow(
-            spec=workflow,
-            nodes={name: by_id[name] for name in topological_order(self._dependencies)},
-            outputs=outputs,
-        )
+        return CheckedWorkflow(spec=workflow, nodes=ordered, outputs=outputs)
 
     def _sound_part(self, document: Any) -> Workflow | None:
         """The document without the fields that are wrong, so that the others are checked too."""
@@ -165,6 +170,12 @@ class _Checker:
         self._whole.num_nodes += len(workflow.nodes)
         if self._whole.num_nodes > MAX_NODES:
             self._report(("nodes",), "too_long", f"all together there may be {MAX_NODES} nodes")
+            raise InvalidWorkflow(self._problems)
+        listed = [raw.get("depends_on") for raw in workflow.nodes if isinstance(raw, dict)]
+        self._whole.num_edges += sum(len(one) for one in listed if isinstance(one, list))
+        if self._whole.num_edges > MAX_EDGES:
+            message = f"all depends_on together may name {MAX_EDGES:,} nodes"
+            self._report(("nodes",), "too_long", message)
             raise InvalidWorkflow(self._problems)
         if self._depth:
             return
@@ -221,7 +232,7 @@ class _Checker:
         num_before = len(self._problems)
         operator = self._operators.get(node.op)
         if operator is None:
-            hint = self._hint(node.op, self._operators)
+            hint = _HOW_TO_GET.get(node.op) or self._hint(node.op, self._operators)
             self._report((*path, "op"), "unknown_operator", f"there is no {node.op!r}{hint}")
         params_path = (*path, "params")
         params = compile_value(
@@ -391,6 +402,16 @@ class _Checker:
         for at, template in compiled.templates.items():
             self._check_references(template, ("outputs", *at))
         return compiled
+
+    def _check_public(self, nodes: Mapping[str, CheckedNode]) -> None:
+        if self._depth:
+            return
+        for path, reader in wrongly_public(nodes.values(), self._indexes):
+            message = (
+                f"{reader!r} reads what belongs to the tenant: no other tenant may have what is "
+                "made of it; use 'tenant'"
+            )
+            self._report(path, "invalid_value", message)
 
     def _check_cycles(self) -> None:
         cycle = find_cycle(self._dependencies)

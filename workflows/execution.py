@@ -20,6 +20,7 @@ from workflows.operators.base import NodeContext, NodeResult, Writing
 from workflows.run_state import StartNode
 from workflows.shared_work import Emit, Shared, SharedWork, Source
 from workflows.signature import Identity, Shareable, signature
+from workflows.spec import ShareScope
 
 logger = logging.getLogger(__name__)
 
@@ -105,12 +106,12 @@ class NodeExecutor:
         identity: Identity,
     ) -> Outcome:
         share = start.node.spec.share
-        scope = f"tenant {context.tenant}"
-        if share.scope == "run":
-            # Before the tenant's name, which may be anything.
-            scope = f"run {context.run_id} of {scope}"
         key = signature(
-            start.node.operator.name, identity, scope=scope, salt=share.salt, secret=self._secret
+            start.node.operator.name,
+            identity,
+            scope=_shared_among(share.scope, context),
+            salt=share.salt,
+            secret=self._secret,
         )
 
         async def work(emit: Emit) -> NodeResult:
@@ -134,6 +135,18 @@ class NodeExecutor:
         if shared != "none":
             return Outcome(result=_without_cost(result), shared=shared, reason=reason)
         return _own(result, reason)
+
+
+def _shared_among(scope: ShareScope, context: NodeContext) -> str:
+    """The name of those who may share. A tenant's name comes last, since it may be anything."""
+    match scope:
+        case "public":
+            return "public"
+        case "workflow":
+            return f"workflow {context.workflow_digest()} of tenant {context.tenant}"
+        case "run":
+            return f"run {context.run_id} of tenant {context.tenant}"
+    return f"tenant {context.tenant}"
 
 
 def _taker(context: NodeContext, identity: Identity | None) -> Emit:

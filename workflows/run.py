@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass, field
 
 import anyio
+import orjson
 
 from workflows.run_events import RunEvent, RunEvents
 from workflows.run_journal import Recorded
@@ -56,6 +58,7 @@ class Run:
     num_effects_recorded: int = 0
     inside: dict[str, Run] = field(default_factory=dict)
     past: dict[str, list[RunEvent]] = field(default_factory=dict)
+    _digest: str = ""
     _scopes: dict[str, anyio.CancelScope] = field(default_factory=dict)
     _num_tasks: int = 0
 
@@ -66,6 +69,14 @@ class Run:
     @property
     def name(self) -> str | None:
         return self.state.workflow.spec.name
+
+    def workflow_digest(self) -> str:
+        """Equal for runs of equal workflows."""
+        if not self._digest:
+            document = self.state.workflow.spec.model_dump(mode="json", exclude_unset=True)
+            text = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+            self._digest = hashlib.sha256(text).hexdigest()
+        return self._digest
 
     def stop_task(self, key: str) -> None:
         """Stop the task of this key, if there is one."""

@@ -44,7 +44,10 @@ class RunHistory:
         self, *, tenant: str, limit: int, after: str | None = None
     ) -> Sequence[Run | PastRun]:
         """A tenant's runs, the newest first, from behind the one with the id `after`. Raises
-        JournalUnavailable."""
+        RunNotFound if there is no such run, and JournalUnavailable."""
+        last = None if after is None else await self.look_up(after, tenant=tenant)
+        if isinstance(last, Run):
+            await self._service.written(last)
         here = {run.id: run for run in self._service.runs(tenant=tenant)}
         if self._journal is None:
             ids = list(here)

@@ -441,6 +441,7 @@ class WorkflowService:
             tenant=run.tenant,
             idempotency_key=f"{root.id}:{run.path}{node_id}",
             job=run.slots.job(node_id),
+            workflow_digest=root.workflow_digest,
             attempt=start.attempt,
             # Nobody watches the runs inside of others.
             emit=partial(_log, run, "node.delta", node_id, "text") if run is root else _nobody,

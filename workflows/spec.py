@@ -29,14 +29,18 @@ class Retry(Document):
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
+ShareScope = Literal["none", "run", "workflow", "tenant", "public"]
+
+
 class Share(Document):
     """With whom equal work may be shared, and when two nodes are equal.
 
-    salt: nodes with different ones are never the same. sampled: one random sample may serve several
-    nodes; without it only deterministic work is shared.
+    scope: with nobody; inside the run; among the tenant's runs of an equal workflow; among all of
+    the tenant's; among all tenants'. salt: nodes with different ones are never the same. sampled:
+    one random sample may serve several nodes; without it only deterministic work is shared.
     """
 
-    scope: Literal["none", "run", "tenant"] = "tenant"
+    scope: ShareScope = "tenant"
     salt: Annotated[str, StringConstraints(max_length=256)] = ""
     sampled: bool = False
 

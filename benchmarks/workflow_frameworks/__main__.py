@@ -1,13 +1,13 @@
 """Whole workflows on one server: ours, and LangGraph, LlamaIndex and Haystack as its clients.
 
-    python -m benchmarks.workflow_frameworks            everything, about 35 minutes
+    python -m benchmarks.workflow_frameworks            everything, about an hour
     python -m benchmarks.workflow_frameworks --quick    a few runs of each, to see that it works
     python -m benchmarks.workflow_frameworks setup      only makes the frameworks' environment
 
 All systems do the same work (`tasks.py`) with the same list of runs, seeds and arrival times, each
-in a process of its own; they take turns, forwards in one cell and backwards in the next. Every
-measurement has a `cache_salt` of its own, so that nobody finds prefixes or results of another's.
-See docs/benchmarks.md.
+in a process of its own; they take turns, forwards one time and backwards the next, so that a
+machine that becomes slower or faster is so for all. Every measurement has a `cache_salt` of its
+own, so that nobody finds prefixes or results of another's. See docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -71,10 +71,13 @@ class Benchmark:
 
     def run(self, cells: Sequence[Cell], keep: Callable[[], None]) -> None:
         """Measure all systems in each cell, and keep what there is after each."""
+        turn = 0
         for number, cell in enumerate(cells):
-            for system in self.systems if number % 2 == 0 else reversed(self.systems):
-                print(f"{number + 1} of {len(cells)}: {cell.name}: {system}", file=sys.stderr)
-                self.rows.append(self._row(cell, system))
+            for repeat in range(cell.repeats):
+                for system in self.systems if turn % 2 == 0 else reversed(self.systems):
+                    print(f"{number + 1} of {len(cells)}: {cell.name}: {system}", file=sys.stderr)
+                    self.rows.append(self._row(cell, system, repeat))
+                turn += 1
             keep()
 
     def capacity(self, workload: Workload, runs: Sequence[Run], attempt: int) -> Work:
@@ -83,8 +86,8 @@ class Benchmark:
         addresses = self.testbed.with_salt(f"capacity {attempt} {workload}")
         return anyio.run(measure_capacity, addresses, runs)
 
-    def _row(self, cell: Cell, system: SystemName) -> Row:
-        spec = self._spec(cell, system)
+    def _row(self, cell: Cell, system: SystemName, repeat: int) -> Row:
+        spec = self._spec(cell, system, repeat)
         measured = self.testbed.measure(spec)
         outcome = measured.outcome
         for error in outcome.errors:
@@ -93,6 +96,7 @@ class Benchmark:
             "cell": cell.name,
             **asdict(cell),
             "system": system,
+            "repeat": repeat,
             "arrivals_per_s": len(spec.runs) / spec.arrivals_s[-1] if spec.arrivals_s else None,
             "elapsed_s": outcome.elapsed_s,
             "client_cpu_s": outcome.cpu_s,
@@ -103,7 +107,7 @@ class Benchmark:
             "runs": [[one.number, one.start_s, one.end_s, one.digest] for one in outcome.runs],
         }
 
-    def _spec(self, cell: Cell, system: SystemName) -> LoadSpec:
+    def _spec(self, cell: Cell, system: SystemName, repeat: int) -> LoadSpec:
         questions = load_questions()
         runs = make_runs(
             cell.workload,
@@ -115,7 +119,7 @@ class Benchmark:
         spec = partial(
             LoadSpec,
             system=system,
-            addresses=self.testbed.with_salt(f"{system} {cell.name}"),
+            addresses=self.testbed.with_salt(f"{system} {cell.name} {repeat}"),
             warm_up=warm_up_runs(cell.workload, questions, runs),
             runs=runs,
             limit_s=cell.limit_s,
@@ -180,7 +184,12 @@ def _sample(workload: Workload, arguments: argparse.Namespace) -> list[Run]:
 
 def _cells(arguments: argparse.Namespace, most: dict[Workload, float]) -> list[Cell]:
     cells = fitted(
-        all_cells(arguments.workloads, arguments.duplicates, heaviest_only=arguments.heaviest_only),
+        all_cells(
+            arguments.workloads,
+            arguments.duplicates,
+            heaviest_only=arguments.heaviest_only,
+            repeats=arguments.repeats,
+        ),
         most,
         num_systems=len(arguments.systems),
         budget_s=60 * arguments.minutes - _START_S,
@@ -199,7 +208,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("what", nargs="?", choices=["run", "setup"], default="run")
     parser.add_argument("--quick", action="store_true", help="a few runs; measures nothing")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=35, help="cells get fewer runs to keep it")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=2,
+        help="how often each system is measured in the cells that count",
+    )
+    parser.add_argument("--minutes", type=float, default=60, help="cells get fewer runs to keep it")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--duplicates", nargs="+", type=float, default=list(DUPLICATE_SHARES))

@@ -51,7 +51,8 @@ class Cell:
     """One comparison of all systems.
 
     level: the number of clients of a closed loop; of an open one, the share of the saturation
-    throughput of the best framework. limit_s: after it no further run begins.
+    throughput of the best framework. limit_s: after it no further run begins. repeats: how often
+    each system is measured.
     """
 
     workload: Workload
@@ -61,6 +62,7 @@ class Cell:
     num_runs: int
     min_runs: int = 1
     limit_s: float = 60.0
+    repeats: int = 1
 
     @property
     def name(self) -> str:
@@ -73,23 +75,29 @@ def all_cells(
     duplicate_shares: Sequence[float],
     *,
     heaviest_only: bool = False,
+    repeats: int = 1,
 ) -> list[Cell]:
     """The full comparison. Closed loops come first: they tell how much an open one is offered.
 
-    heaviest_only: of each loop the level that counts, where there are several.
+    heaviest_only: of each loop the level that counts, where there are several. repeats: of those
+    levels; others are measured once.
     """
     ends = (min(duplicate_shares), max(duplicate_shares))
     return [
-        Cell(workload, one.loop, one.level, share, one.num_runs, one.min_runs)
+        Cell(
+            *(workload, one.loop, one.level, share, one.num_runs, one.min_runs),
+            repeats=repeats if _counts(workload, one) else 1,
+        )
         for workload in workloads
         for one in _LEVELS[workload]
-        if one.is_extreme or not heaviest_only or not _has_extremes(workload)
+        if _counts(workload, one) or not heaviest_only
         for share in (duplicate_shares if one.is_extreme else sorted(set(ends)))
     ]
 
 
-def _has_extremes(workload: Workload) -> bool:
-    return any(one.is_extreme for one in _LEVELS[workload])
+def _counts(workload: Workload, level: Level) -> bool:
+    """Whether it is the level of its loop, or one of several that are alike."""
+    return level.is_extreme or not any(one.is_extreme for one in _LEVELS[workload])
 
 
 def quick_cells(workloads: Sequence[Workload]) -> list[Cell]:
@@ -111,7 +119,7 @@ def expected_s(
         rate = _REACHED * runs_per_s[cell.workload]
         if cell.loop == "open":
             rate *= cell.level
-        total_s += num_systems * (_START_S + cell.num_runs / rate)
+        total_s += num_systems * cell.repeats * (_START_S + cell.num_runs / rate)
     return total_s
 
 

@@ -11,11 +11,33 @@ from benchmarks.workflow_frameworks.cells import Cell
 
 OURS = "shuntyard"
 Row = dict[str, Any]
+_SUMS = ("elapsed_s", "client_cpu_s", "server_cpu_s")
 
 
 def throughput(row: Row) -> float:
     """Completed runs per second."""
     return len(latencies_s(row)) / float(row["elapsed_s"])
+
+
+def pooled(rows: Sequence[Row]) -> list[Row]:
+    """One row for each system of each cell: what was measured repeatedly, together.
+
+    `rates`: the throughput of each time.
+    """
+    together: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        whole = together.setdefault(
+            (row["cell"], row["system"]),
+            {**row, **dict.fromkeys(_SUMS, 0.0), "counters": {}, "runs": [], "rates": []},
+        )
+        for name in _SUMS:
+            whole[name] += row[name]
+        for name, count in row["counters"].items():
+            whole["counters"][name] = whole["counters"].get(name, 0) + count
+        for number, *rest in row["runs"]:
+            whole["runs"].append([(row["repeat"], number), *rest])
+        whole["rates"].append(throughput(row))
+    return list(together.values())
 
 
 def latencies_s(row: Row) -> list[float]:
@@ -46,7 +68,7 @@ def report(results: dict[str, Any]) -> str:
         for workload, measured in results["capacities"].items()
     }
     by_cell: dict[str, list[Row]] = {}
-    for row in results["rows"]:
+    for row in pooled(results["rows"]):
         by_cell.setdefault(row["cell"], []).append(row)
     parts = [_capacities(capacities)]
     for name, rows in by_cell.items():
@@ -71,7 +93,7 @@ def _capacities(capacities: dict[str, list[Work]]) -> str:
 
 def _cell(rows: Sequence[Row]) -> str:
     head = [
-        *("system", "runs", "errors", "runs/s", "mean s", "p50 s", "p99 s", "chats"),
+        *("system", "runs", "errors", "runs/s", "each time", "mean s", "p50 s", "p99 s", "chats"),
         *("prompt tokens", "output tokens", "texts and pairs", "server CPU s", "client CPU s"),
         "answers like ours",
     ]
@@ -89,6 +111,7 @@ def _line(row: Row, ours: Row | None) -> list[str]:
         str(len(taken)),
         str(len(row["runs"]) - len(taken)),
         f"{throughput(row):.2f}",
+        ", ".join(f"{rate:.2f}" for rate in row["rates"]),
         f"{mean_s:.2f}",
         f"{percentile(taken, 0.5):.2f}",
         f"{percentile(taken, 0.99):.2f}",
@@ -143,12 +166,11 @@ def _ratio_lines(by_cell: dict[str, list[Row]], capacities: dict[str, Work]) -> 
 
 def saturation(rows: Sequence[Row], cell: Cell) -> float:
     """What the best framework's closed loops reached with the cell's workload and duplicates."""
-    return best_framework(
-        [
-            row
-            for row in rows
-            if row["loop"] == "closed"
-            and row["workload"] == cell.workload
-            and row["duplicate_share"] == cell.duplicate_share
-        ]
-    )
+    alike = [
+        row
+        for row in rows
+        if row["loop"] == "closed"
+        and row["workload"] == cell.workload
+        and row["duplicate_share"] == cell.duplicate_share
+    ]
+    return best_framework(pooled(alike))

@@ -14,7 +14,14 @@ from benchmarks.workflow_frameworks.bound import Work, best, bound, remaining_wo
 from benchmarks.workflow_frameworks.capacity import chat_bodies
 from benchmarks.workflow_frameworks.cells import Cell
 from benchmarks.workflow_frameworks.load import Load, LoadOutcome, LoadSpec
-from benchmarks.workflow_frameworks.report import equal_answers, report, saturation, throughput
+from benchmarks.workflow_frameworks.report import (
+    equal_answers,
+    latencies_s,
+    pooled,
+    report,
+    saturation,
+    throughput,
+)
 from benchmarks.workflow_frameworks.systems.base import Addresses
 from benchmarks.workflow_frameworks.systems.shuntyard import document
 from benchmarks.workflow_frameworks.testbed import counters_of
@@ -172,6 +179,7 @@ def row(system: str, seconds: float, **fields: Any) -> dict[str, Any]:
         "loop": "closed",
         "duplicate_share": 0.0,
         "system": system,
+        "repeat": 0,
         "elapsed_s": 10 * seconds,
         "client_cpu_s": 1.0,
         "server_cpu_s": 2.0,
@@ -193,6 +201,19 @@ def test_the_ratios_are_against_the_best_framework() -> None:
         *("0.50", "1.00", "2.00"),
         *("4.00 (language model)", "0.50", "2.00", "1.00"),
     ]
+
+
+def test_what_was_measured_repeatedly_counts_together() -> None:
+    rows = [row("haystack", 1.0), row("langgraph", 1.0), row("haystack", 3.0, repeat=1)]
+    rows[2]["runs"][0][3] = "something else"
+    whole, other = pooled(rows)
+    assert (whole["system"], other["system"]) == ("haystack", "langgraph")
+    assert throughput(whole) == pytest.approx(20 / 40)
+    assert whole["rates"] == pytest.approx([1.0, 1 / 3])
+    assert whole["counters"]["chats"] == 2
+    assert sorted(latencies_s(whole)) == pytest.approx([1.0] * 10 + [3.0] * 10)
+    again = pooled([row("shuntyard", 1.0), row("shuntyard", 1.0, repeat=1)])[0]
+    assert equal_answers(whole, again) == pytest.approx(19 / 20)
 
 
 def test_failed_runs_are_no_throughput() -> None:

@@ -456,6 +456,10 @@ def test_what_has_ended_is_shown_as_before_and_to_its_tenant_only(
         assert page["has_more"]
         page = second.http.get(f"{PATH}?limit=3&after={ids[1]}", headers=anna).json()
         assert ([run["id"] for run in page["data"]], page["has_more"]) == ([ids[0]], False)
+        # Another tenant's run is as unknown as none.
+        for after in ("run_none", theirs["id"]):
+            answer = second.http.get(f"{PATH}?after={after}", headers=anna)
+            assert (answer.status_code, after in answer.text) == (404, True)
 
 
 def test_while_postgres_is_gone_runs_go_on_and_none_begins(receiver: Receiver) -> None:

@@ -177,11 +177,16 @@ class Ledger:
     ) -> None:
         """Of a node that has the result of another one's execution."""
         context = execution.context
-        other = self._by_id[context.run_id].state.workflow.nodes[context.node_id]
+        other_run = self._by_id[context.run_id]
+        other = other_run.state.workflow.nodes[context.node_id]
         mine, its = node.spec.share, other.spec.share
         assert node.spec.op == other.spec.op
         assert mine.scope == its.scope != "none"
-        assert mine.scope == "tenant" or context.run_id == one.run.id
+        if mine.scope == "workflow":
+            documents = [(run.root or run).state.workflow.spec for run in (one.run, other_run)]
+            assert documents[0] == documents[1]
+        else:
+            assert mine.scope == "tenant" or context.run_id == one.run.id
         assert mine.salt == its.salt
         assert not is_write(node)
         assert not is_write(other)

@@ -195,7 +195,7 @@ def _fields(draw: st.DrawFn, before: Sequence[str]) -> dict[str, Any]:
         "on_interrupt": draw(st.sampled_from(["repeat", "repeat", "fail"])),
         "effects": draw(st.sampled_from([*[None] * 9, "write"])),
         "share": {
-            "scope": draw(st.sampled_from([*["tenant"] * 5, "run", "none"])),
+            "scope": draw(st.sampled_from([*["tenant"] * 5, "workflow", "run", "none"])),
             "salt": draw(st.sampled_from(["", "", "", "s"])),
             "sampled": draw(st.booleans()),
         },

@@ -4,7 +4,13 @@ from typing import Any
 import pytest
 
 from tests.workflows.fakes import checked, echo, operators
-from workflows.checked import MAX_CODE_CHARS, MAX_PROBLEMS, check_workflow, complete_inputs
+from workflows.checked import (
+    MAX_CODE_CHARS,
+    MAX_EDGES,
+    MAX_PROBLEMS,
+    check_workflow,
+    complete_inputs,
+)
 from workflows.errors import InvalidWorkflow
 from workflows.spec import MAX_NODES
 
@@ -187,6 +193,19 @@ def test_code_is_bounded_over_all_templates() -> None:
     checked(*nodes)
     inner = {"id": "x", "op": "workflow", "params": {"workflow": {"nodes": [echo("a", code)]}}}
     assert problems(*nodes, inner) == [("nodes", "too_long")]
+
+
+def test_dependencies_are_bounded_over_all_nodes() -> None:
+    first = [echo(f"a{i}") for i in range(MAX_EDGES // 400)]
+    names = [node["id"] for node in first]
+    half = [echo(f"b{i}", depends_on=names) for i in range(200)]
+    checked(*first, *half)
+    inside = [*first, *half]
+    inner = {"id": "x", "op": "workflow", "params": {"workflow": {"nodes": inside}}}
+    checked(inner, *first)
+    more = [echo(f"c{i}", depends_on=names) for i in range(201)]
+    path = f"nodes.{len(first) + len(more)}.params.workflow.nodes"
+    assert problems(*first, *more, inner) == [(path, "too_long")]
 
 
 def test_many_unknown_names_do_not_take_long() -> None:

@@ -299,6 +299,53 @@ async def test_the_author_says_what_is_shared(
     assert len(executed) == executions
 
 
+async def test_a_workflow_shares_among_its_own_runs(service: WorkflowService) -> None:
+    executed = []
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        executed.append(context.tenant)
+        await anyio.sleep(0.01)
+
+    node = echo("a", "x", share={"scope": "workflow"})
+    other = echo("b", "y", depends_on=["a"])
+    runs = [
+        service.submit(sharing(*nodes, work=wait), {}, tenant=tenant)
+        for nodes, tenant in (((node,), "t"), ((node,), "t"), ((node, other), "t"), ((node,), "u"))
+    ]
+    for run in runs:
+        await ended(run)
+    assert [run.state.nodes["a"].shared for run in runs] == ["none", "inflight", "none", "none"]
+
+
+async def test_what_is_public_is_shared_by_all_tenants_that_say_so(
+    service: WorkflowService,
+) -> None:
+    executed, may_end = [], anyio.Event()
+
+    async def wait(params: EchoParams, context: NodeContext) -> None:
+        executed.append(context.tenant)
+        await may_end.wait()
+
+    scopes = (("t", "public"), ("u", "public"), ("v", "tenant"), ("public", "tenant"))
+    runs = [
+        service.submit(
+            sharing(echo("a", "x", share={"scope": scope}), work=wait), {}, tenant=tenant
+        )
+        for tenant, scope in scopes
+    ]
+    # The first may leave: the work is not its own.
+    await anyio.wait_all_tasks_blocked()
+    service.cancel(runs[0])
+    await ended(runs[0])
+    may_end.set()
+    for run in runs:
+        await ended(run)
+    assert executed == ["t", "v", "public"]
+    assert [run.state.nodes["a"].shared for run in runs[1:]] == ["none", "none", "none"]
+    assert runs[1].state.status == "completed"
+    assert runs[1].state.usage == {"tokens": 1}
+
+
 async def test_a_salt_keeps_nodes_apart_and_a_ttl_lets_later_ones_share(
     service: WorkflowService,
 ) -> None:

@@ -43,16 +43,16 @@ async def _nothing_nested(
 class NodeContext:
     """Where a node's work happens.
 
-    tenant: whose run it is. idempotency_key: the same for every try of this node in this run, also
-    after a restart of the server, and for none else. job: asks for slots of the operator's
-    resources. attempt: from 1. emit: takes the text of the output as it is made, piece by piece:
-    together they are how `output.text` begins. pass_on: takes the same for nodes that can begin
-    with it, also where nobody watches; operators use `emit`. note_shared: is told when the node
-    waits for equal work, or finds it done. run_nested: runs the workflow that stands in the node's
-    parameters; its result is that run's outputs and usage. It takes inputs, others that are left
-    out where the workflow declares its inputs without them, and what names the run among those of
-    the node: what a run of that name had done when it was interrupted is not done again. Raises
-    NodeFailed.
+    tenant: whose run it is. workflow_digest: equal for runs of equal workflows. idempotency_key:
+    the same for every try of this node in this run, also after a restart of the server, and for
+    none else. job: asks for slots of the operator's resources. attempt: from 1. emit: takes the
+    text of the output as it is made, piece by piece: together they are how `output.text` begins.
+    pass_on: takes the same for nodes that can begin with it, also where nobody watches; operators
+    use `emit`. note_shared: is told when the node waits for equal work, or finds it done.
+    run_nested: runs the workflow that stands in the node's parameters; its result is that run's
+    outputs and usage. It takes inputs, others that are left out where the workflow declares its
+    inputs without them, and what names the run among those of the node: what a run of that name had
+    done when it was interrupted is not done again. Raises NodeFailed.
     """
 
     run_id: str
@@ -60,6 +60,7 @@ class NodeContext:
     tenant: str
     idempotency_key: str
     job: Job
+    workflow_digest: Callable[[], str] = lambda: ""
     attempt: int = 1
     emit: Callable[[str], None] = lambda _: None
     pass_on: Callable[[str], None] = lambda _: None
@@ -107,6 +108,15 @@ class Writing(Protocol):
     def writes(self, params: Any) -> bool:
         """Whether the work of these parameters does."""
         ...
+
+
+@runtime_checkable
+class ReadingOwn(Protocol):
+    """An operator whose result depends on what belongs to the tenant, beside its parameters. It,
+    and what is made of its output, is never shared with another tenant."""
+
+    @property
+    def reads_own(self) -> Literal[True]: ...
 
 
 @runtime_checkable

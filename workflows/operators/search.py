@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
 from pydantic import Field, JsonValue, model_validator
@@ -49,6 +49,7 @@ class SearchOperator:
     name = "search"
     params = SearchParams
     resources = ("embed", "search")
+    reads_own: Final = True
     outputs: Mapping[str, JsonType] = {"results": "array", "texts": "array", "epoch": "integer"}
 
     def __init__(self, items: PooledItems, store: CollectionStore) -> None:

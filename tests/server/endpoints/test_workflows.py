@@ -407,5 +407,7 @@ def test_the_list_comes_in_pages(server: Server) -> None:
     ids = [server.post(PATH, CHAIN).json()["id"] for _ in range(3)]
     page = server.http.get(f"{PATH}?limit=2").json()
     assert ([run["id"] for run in page["data"]], page["has_more"]) == (ids[:0:-1], True)
+    unknown = server.http.get(f"{PATH}?after=run_none")
+    assert (unknown.status_code, "run_none" in unknown.text) == (404, True)
     page = server.http.get(f"{PATH}?limit=1&after={ids[1]}").json()
     assert [run["id"] for run in page["data"]] == ids[:1]
