@@ -320,6 +320,26 @@ async def test_equal_searches_of_concurrent_runs_are_one(http: httpx.AsyncClient
     assert len(again["output"]["texts"]) == 2
 
 
+async def test_tenants_share_what_they_call_public_but_no_collections(
+    http: httpx.AsyncClient,
+) -> None:
+    mine, yours = Api(http, "sk-a"), Api(http, "sk-b")
+    public = {"share": {"scope": "public"}, "cache": {"ttl_s": 60}}
+    search = {"id": "s", "op": "search", "params": {"collection": "docs", "query": "x"}, **public}
+    refused = await mine("POST", "/v1/workflows", status=400, json={"nodes": [search]})
+    (problem,) = refused["error"]["details"]
+    assert problem["path"] == "nodes.0.share.scope"
+    embed = {"id": "e", "op": "embed", "params": {"input": "All ask this."}}
+    runs = [
+        await mine.run({**embed, **public}),
+        await yours.run({**embed, **public}),
+        await yours.run(embed),
+    ]
+    assert [run["nodes"]["e"]["shared"] for run in runs] == ["none", "cache", "none"]
+    assert runs[0]["outputs"] == runs[1]["outputs"]
+    assert runs[1]["usage"]["total_tokens"] == 0
+
+
 async def test_collections_can_be_seen_and_deleted(http: httpx.AsyncClient) -> None:
     mine, yours = Api(http, "sk-b"), Api(http, "sk-c")
     assert await mine("GET", "/v1/collections") == {"object": "list", "data": []}
