@@ -281,7 +281,7 @@ TABLE = (
                 "schema": {"type": "string"},
             },
         ),
-        errors=(400, *_STORE),
+        errors=(400, 404, *_STORE),
     ),
     Operation(
         "GET",
