@@ -265,7 +265,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = _setting(
         16 * 1024 * 1024, "size of a request body; more gets 413", group=LIMITS, ge=1024
     )
-    max_json_depth: int = _setting(128, "nesting of a JSON body", group=LIMITS, ge=4, le=1000)
+    max_json_depth: int = _setting(128, "nesting of a JSON body", group=LIMITS, ge=4, le=150)
     body_timeout: float = _setting(
         60.0,
         "seconds for a request's head to arrive, and then its body; more gets 408",

@@ -36,11 +36,9 @@ from workflows.scheduling.messages import Size
 from workflows.signature import Identity
 
 _ENDPOINT = "workflow:llm"
-# `prompt` is in `messages`; the others change who waits how, not what is said.
-_NOT_IN_THE_ANSWER = {
-    *("prompt", "stream", "stream_options", "stream_interval", "user", "metadata", "priority"),
-    *("request_id", "service_tier", "model"),
-}
+# `prompt` is in `messages`; the others change who waits how, not what is said. What a request can
+# be refused for is not among them: nobody's mistake may be another one's failure.
+_NOT_IN_THE_ANSWER = {"prompt", "stream", "stream_interval", "user", "priority"}
 
 
 def operators_of(gateway: Gateway, resources: WorkflowResources | None) -> list[Operator]:
@@ -92,7 +90,12 @@ class LlmOperator:
     def identity(self, params: LlmParams) -> Identity:
         """Everything in the request that the answer depends on, and the model."""
         is_sampled = params.temperature != 0 and params.seed is None
-        content = params.model_dump(mode="json", exclude_unset=True, exclude=_NOT_IN_THE_ANSWER)
+        exclude = set(_NOT_IN_THE_ANSWER)
+        if params.model is None or params.model in self._gateway.model.names:
+            exclude.add("model")
+        if params.stream:
+            exclude.add("stream_options")
+        content = params.model_dump(mode="json", exclude_unset=True, exclude=exclude)
         return Identity(
             content={"model": self._gateway.model.root, "request": content},
             sampled="sampled: neither is temperature 0 nor is there a seed" if is_sampled else "",

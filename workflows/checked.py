@@ -12,26 +12,24 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jsonschema_rs
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from workflows.complaints import Path, complaints, nearest, shown_path
 from workflows.errors import InvalidWorkflow, Problem, TemplateError
 from workflows.graph import find_cycle, topological_order
+from workflows.input_schema import MAX_MESSAGE_CHARS, MAX_PROBLEMS, schema_problem
 from workflows.operators.base import JsonType, Nesting, Operator
 from workflows.own_data import wrongly_public
 from workflows.spec import MAX_NODES, Node, Workflow
 from workflows.templates import Reference, Template, code_chars, compile_condition
 from workflows.values import TemplatedValue, compile_value
 
-MAX_PROBLEMS = 100
 MAX_DEPTH = 4
 MAX_CODE_CHARS = 131_072
 MAX_EDGES = 100_000
 # Hints at what was meant are given for so many problems only: each looks through all names.
 _MAX_HINTS = 10
-MAX_MESSAGE_CHARS = 300
 
 # A custom check of a value with a template in it may complain of what is not known yet.
 _JUDGES_A_WHOLE = ("value_error", "assertion_error")
@@ -67,43 +65,6 @@ class CheckedWorkflow:
 def check_workflow(document: Any, operators: Mapping[str, Operator]) -> CheckedWorkflow:
     """Raises InvalidWorkflow with every problem that is found (at most MAX_PROBLEMS)."""
     return _Checker(operators, _Whole()).check(document)
-
-
-def complete_inputs(workflow: Workflow, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a run, with the `default`s of `input_schema`'s properties where one is missing.
-
-    Raises InvalidWorkflow for inputs that are not what `input_schema` says.
-    """
-    schema = workflow.input_schema
-    if schema is None:
-        return dict(inputs)
-    properties = schema.get("properties", {})
-    defaults = {
-        name: one["default"]
-        for name, one in properties.items()
-        if isinstance(one, dict) and "default" in one
-    }
-    completed = {**defaults, **inputs}
-    problems = [
-        Problem(
-            path=shown_path(("inputs", *error.instance_path)),
-            code="invalid_input",
-            message=error.message[:MAX_MESSAGE_CHARS],
-        )
-        for error in _schema_validator(schema).iter_errors(completed)
-    ]
-    if problems:
-        raise InvalidWorkflow(problems[:MAX_PROBLEMS])
-    return completed
-
-
-def known_inputs(workflow: Workflow, added: Mapping[str, Any]) -> dict[str, Any]:
-    """Of inputs that an operator adds to those of its node, those that the workflow inside may
-    have: where its `input_schema` says which there are, the others are left out."""
-    schema = workflow.input_schema or {}
-    if schema.get("additionalProperties") is not False:
-        return dict(added)
-    return {name: value for name, value in added.items() if name in schema.get("properties", {})}
 
 
 @dataclass(slots=True)
@@ -198,6 +159,8 @@ class _Checker:
         self._dependencies[name] = frozenset()
 
     def _report(self, path: Path, code: str, message: str) -> None:
+        if len(self._problems) >= MAX_PROBLEMS:
+            return
         self._problems.append(
             Problem(path=shown_path(path), code=code, message=message[:MAX_MESSAGE_CHARS])
         )
@@ -218,11 +181,10 @@ class _Checker:
         schema = workflow.input_schema
         if schema is None:
             return
-        try:
-            _schema_validator(schema)
-        except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
-            path = ("input_schema", *getattr(error, "instance_path", ()))
-            self._report(path, "invalid_schema", getattr(error, "message", str(error)))
+        problem = schema_problem(schema)
+        if problem is not None:
+            path, message = problem
+            self._report(("input_schema", *path), "invalid_schema", message)
             return
         properties = schema.get("properties")
         if isinstance(properties, dict) and schema.get("additionalProperties") is False:
@@ -418,17 +380,6 @@ class _Checker:
         if cycle is not None:
             path = ("nodes", self._indexes[cycle[0]])
             self._report(path, "cycle", f"waits for itself: {' → '.join(cycle)}")
-
-
-def _schema_validator(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
-    """Of a schema from outside: it fetches nothing, and its patterns take linear time."""
-    return jsonschema_rs.Draft202012Validator(
-        schema, pattern_options=jsonschema_rs.RegexOptions(), retriever=_no_retrieval
-    )
-
-
-def _no_retrieval(uri: str) -> Any:
-    raise ValueError(f"$ref to {uri[:200]} is not followed; write the schema in place")
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -10,12 +10,12 @@ from itertools import islice
 from typing import Any
 
 import anyio
-import orjson
 from anyio.abc import TaskGroup
 from pydantic import BaseModel, ValidationError
 
 from workflows.complaints import complaints, shown_path
 from workflows.errors import NodeFailed
+from workflows.json_values import check_json
 from workflows.operators.base import NodeContext, NodeResult, Writing
 from workflows.run_state import StartNode
 from workflows.shared_work import Emit, Shared, SharedWork, Source
@@ -191,6 +191,10 @@ def _checked_params(start: StartNode) -> BaseModel:
     """The rendered parameters as the operator takes them. Raises NodeFailed."""
     model = start.node.operator.params
     try:
+        check_json(start.params)
+    except ValueError as error:
+        raise NodeFailed(f"params: {error}", code="invalid_params", is_retryable=False) from None
+    try:
         return model.model_validate(start.params)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
@@ -212,9 +216,9 @@ async def _run(start: StartNode, params: Any, context: NodeContext, emit: Emit) 
         logger.exception("node %s of run %s failed", context.node_id, context.run_id)
         raise NodeFailed("internal error", code="internal_error", is_retryable=False) from None
     try:
-        orjson.dumps(result.output)
-    except orjson.JSONEncodeError as error:
-        message = f"its output is no JSON: {error}"
+        check_json(result.output)
+    except ValueError as error:
+        message = f"its output cannot be kept: {error}"
         raise NodeFailed(message, code="invalid_output", is_retryable=False) from None
     return result
 

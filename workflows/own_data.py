@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from workflows.operators.base import Nesting, ReadingOwn
+from workflows.operators.base import FeedingBack, Nesting, ReadingOwn
 
 if TYPE_CHECKING:
     from workflows.checked import CheckedNode
@@ -48,6 +48,9 @@ def _trace(
             inner = node.nested
             places = {one["id"]: index for index, one in enumerate(inner.spec.nodes)}
             within = (*at, "params", operator.nested_param)
-            mine = _trace(inner.nodes.values(), places, within, mine, found) or mine
+            if isinstance(operator, FeedingBack):
+                # What a later node has read comes to the earlier ones in the next round.
+                mine = mine or _trace(inner.nodes.values(), places, within, "", [])
+            mine = _trace(inner.nodes.values(), places, within, mine, found)
         readers[name] = mine
     return reader or next(filter(None, readers.values()), "")

@@ -387,7 +387,12 @@ class RunJournal:
     async def _write(self, connection: Connection) -> None:
         batch = _Batch()
         for run in list(self._unwritten.values()):
-            batch.add(run)
+            try:
+                batch.add(run)
+            except Exception:
+                # What cannot be written of one run must not keep the others from it.
+                logger.exception("run %s cannot be recorded any further", run.new.id)
+                self._drop(run)
             if batch.num_bytes > _MAX_BATCH_BYTES:
                 break
         stalled = asyncio.get_running_loop().call_later(_STALL_S, self._go_down)
@@ -427,21 +432,21 @@ class _Batch:
 
     def add(self, run: Recorded) -> None:
         """All that is unwritten of a run: whatever is written is its state at one moment."""
-        num_bytes = run.num_bytes
+        chunks = [
+            EventChunk(
+                run_id=run.new.id,
+                path=path,
+                first_number=fresh[0].sequence_number,
+                events=_encoded(fresh, run.wall_offset_s),
+            )
+            for path, log in run.logs.items()
+            if (fresh := log.events.since(log.num_written))
+        ]
+        num_bytes = run.num_bytes + sum(len(chunk.events) for chunk in chunks)
         if not run.is_stored:
             self.new.append(run.new)
-        for path, log in run.logs.items():
-            fresh = log.events.since(log.num_written)
-            if fresh:
-                chunk = EventChunk(
-                    run_id=run.new.id,
-                    path=path,
-                    first_number=fresh[0].sequence_number,
-                    events=_encoded(fresh, run.wall_offset_s),
-                )
-                self.chunks.append(chunk)
-                num_bytes += len(chunk.events)
-            self.logs.append((log, len(log.events)))
+        self.chunks += chunks
+        self.logs += [(log, len(log.events)) for log in run.logs.values()]
         last = run.logs[""].last
         if last is not None and last.type in RUN_ENDS:
             end = RunEnd(

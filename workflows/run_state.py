@@ -32,6 +32,7 @@ import orjson
 
 from workflows.checked import CheckedNode, CheckedWorkflow
 from workflows.errors import NodeFailed, TemplateError
+from workflows.json_values import check_json
 from workflows.known_prefix import MIN_CHARS, Known, known_prompt, prompt_chars
 from workflows.operators.base import Foreseeing, NodeResult
 from workflows.run_progress import (
@@ -471,10 +472,12 @@ class RunState:
     def _complete(self, now_s: float) -> list[Command]:
         scope = {"inputs": self.inputs, "nodes": self._views}
         try:
-            self.outputs = self.workflow.outputs.render(scope, self.rendering.refill(now_s))
-        except TemplateError as error:
-            failure = Failure(code="template_error", message=f"outputs: {error.message}")
+            outputs = self.workflow.outputs.render(scope, self.rendering.refill(now_s))
+            check_json(outputs)
+        except (TemplateError, ValueError) as error:
+            failure = Failure(code="template_error", message=f"outputs: {error}")
             return self._end_run("failed", failure, now_s)
+        self.outputs = outputs
         return self._end_run("completed", None, now_s)
 
     def _end_run(self, status: RunStatus, failure: Failure | None, now_s: float) -> list[Command]:

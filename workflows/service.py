@@ -17,7 +17,7 @@ import anyio
 import orjson
 from anyio.abc import TaskGroup
 
-from workflows.checked import CheckedNode, CheckedWorkflow, complete_inputs, known_inputs
+from workflows.checked import CheckedNode, CheckedWorkflow
 from workflows.errors import (
     InvalidWorkflow,
     JournalUnavailable,
@@ -28,6 +28,7 @@ from workflows.errors import (
     TooManyRuns,
 )
 from workflows.execution import NodeExecutor
+from workflows.input_schema import complete_inputs, known_inputs
 from workflows.operators.base import Foreseeing, NodeContext, NodeResult
 from workflows.past_run import PastRun, past_run
 from workflows.run import Run, RunKey, new_run_id

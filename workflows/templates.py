@@ -32,6 +32,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from workflows.errors import TemplateError
+from workflows.json_values import MAX_DEPTH as MAX_JSON_DEPTH
 
 MAX_SOURCE_CHARS = 65_536
 # Of what stands between braces: dense code takes 15 ms per 1,000 characters to compile.
@@ -42,6 +43,7 @@ MAX_RENDER_S = 0.25
 MAX_DEPTH = 40
 _MAX_INT_BITS = 4096
 _MAX_PRECISION = 20
+_MAX_INT_CHARS = 100
 # What JSON's readers and writers here have.
 _LEAST_INT, _MOST_INT = -(2**63), 2**64 - 1
 
@@ -208,6 +210,13 @@ def _round(value: float, precision: int = 0, method: Any = "common") -> float:
     return filters.do_round(value, precision, method)
 
 
+def _int(value: Any, default: Any = 0, base: int = 10) -> Any:
+    """Jinja's, which reads texts of any length: numbers have 64 bits."""
+    if isinstance(value, str) and len(value) > _MAX_INT_CHARS:
+        return default
+    return filters.do_int(value, default, base)
+
+
 def _tojson(value: Any) -> str:
     try:
         return orjson.dumps(value).decode()
@@ -253,6 +262,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             join=_join,
             replace=_replace,
             round=_round,
+            int=_int,
             sum=_sum,
             tojson=_tojson,
             fromjson=_fromjson,
@@ -487,14 +497,16 @@ def _compile_expression(expression: nodes.Expr) -> Callable[[Mapping[str, Any]],
     return evaluate
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
     """What filters give as JSON has it: lists for tuples and iterators, nothing undefined."""
+    if depth > MAX_JSON_DEPTH:
+        raise TemplateError(f"a value is nested deeper than {MAX_JSON_DEPTH} levels")
     if isinstance(value, jinja2.Undefined):
         value._fail_with_undefined_error()
     if isinstance(value, Mapping):
-        return {_plain_key(key): _plain(item) for key, item in value.items()}
+        return {_plain_key(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple, Iterator)):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth + 1) for item in value]
     if isinstance(value, str):
         return _plain_text(value)
     if isinstance(value, int) and not _LEAST_INT <= value <= _MOST_INT:

@@ -21,7 +21,8 @@ from server.protocol.workflows import RunOptions
 from server.record import RequestRecord, record_of
 from server.sse import DONE, frame
 from spot.errors import InvalidRequest
-from workflows.checked import CheckedNode, CheckedWorkflow, check_workflow, complete_inputs
+from workflows.checked import CheckedNode, CheckedWorkflow, check_workflow
+from workflows.input_schema import complete_inputs
 from workflows.json_schema import document_schema
 from workflows.library import Library
 from workflows.operators.base import Operator
@@ -441,7 +442,8 @@ def _page(scope: Scope) -> tuple[int, str | None]:
     """How many runs are asked for, and behind which. Raises InvalidRequest."""
     asked = query(scope)
     text = asked.get("limit", [str(DEFAULT_LIMIT)])[-1]
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_LIMIT):
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_LIMIT))
+    if not (is_number and 1 <= int(text) <= MAX_LIMIT):
         raise InvalidRequest(f"limit is a number from 1 to {MAX_LIMIT}.", param="limit")
     after = asked.get("after", [None])[-1]
     if after is not None and not (after.isascii() and after.isprintable()):

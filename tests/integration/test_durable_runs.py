@@ -456,6 +456,8 @@ def test_what_has_ended_is_shown_as_before_and_to_its_tenant_only(
         assert page["has_more"]
         page = second.http.get(f"{PATH}?limit=3&after={ids[1]}", headers=anna).json()
         assert ([run["id"] for run in page["data"]], page["has_more"]) == ([ids[0]], False)
+        for path in ("run_%00", "run_%00/events", "run_%00/explain", "run_%00/graph.svg"):
+            assert second.http.get(f"{PATH}/{path}", headers=anna).status_code == 404
         # Another tenant's run is as unknown as none.
         for after in ("run_none", theirs["id"]):
             answer = second.http.get(f"{PATH}?after={after}", headers=anna)

@@ -96,11 +96,38 @@ def test_what_may_find_something_else_later_is_not_pure(
 def test_an_answer_is_pure_if_it_is_deterministic(
     tokenizer: ChatTokenizer, fields: dict[str, Any], is_pure: bool
 ) -> None:
+    params = LlmParams.model_validate({"prompt": "Hi", **fields})
+    assert llm_operator(tokenizer).identity(params).is_pure == is_pure
+
+
+def llm_operator(tokenizer: ChatTokenizer) -> LlmOperator:
     gateway = Gateway(
-        model=ServedModel(["demo"], tokenizer, HandEngine()),
+        model=ServedModel(["demo", "alias"], tokenizer, HandEngine()),
         metrics=Metrics("demo"),
         admission=Admission(max_requests=9, max_queue=9),
         keeper=StreamKeeper(keep_alive_s=0, stalled_reader_s=60),
     )
-    params = LlmParams.model_validate({"prompt": "Hi", **fields})
-    assert LlmOperator(gateway).identity(params).is_pure == is_pure
+    return LlmOperator(gateway)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_equal"),
+    [
+        ({"model": "alias", "user": "u", "priority": 3}, True),
+        ({"stream": True, "stream_options": {"include_usage": True}}, True),
+        # These are refused, or may be: their failure is their own.
+        ({"model": "nope"}, False),
+        ({"stream_options": {"include_usage": True}}, False),
+        ({"request_id": "x"}, False),
+        ({"max_tokens": 3}, False),
+    ],
+)
+def test_equal_are_requests_that_get_the_same_answer_or_none(
+    tokenizer: ChatTokenizer, fields: dict[str, Any], is_equal: bool
+) -> None:
+    operator = llm_operator(tokenizer)
+    contents = [
+        operator.identity(LlmParams.model_validate({"prompt": "Hi", "seed": 1, **more})).content
+        for more in ({}, fields)
+    ]
+    assert (contents[0] == contents[1]) == is_equal

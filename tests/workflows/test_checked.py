@@ -4,14 +4,9 @@ from typing import Any
 import pytest
 
 from tests.workflows.fakes import checked, echo, operators
-from workflows.checked import (
-    MAX_CODE_CHARS,
-    MAX_EDGES,
-    MAX_PROBLEMS,
-    check_workflow,
-    complete_inputs,
-)
+from workflows.checked import MAX_CODE_CHARS, MAX_EDGES, check_workflow
 from workflows.errors import InvalidWorkflow
+from workflows.input_schema import MAX_PROBLEMS
 from workflows.spec import MAX_NODES
 
 
@@ -149,34 +144,6 @@ def test_a_bad_document_is_refused(nodes: Any, fields: Any, path: str, code: str
 def test_what_is_no_workflow_at_all_is_refused(document: Any) -> None:
     with pytest.raises(InvalidWorkflow):
         check_workflow(document, operators())
-
-
-def test_inputs_are_held_to_their_schema() -> None:
-    schema = {
-        "type": "object",
-        "properties": {"q": {"type": "string", "pattern": "^(a+)+$"}},
-        "required": ["q"],
-    }
-    workflow = checked(echo("a"), input_schema=schema).spec
-    complete_inputs(workflow, {"q": "aaa"})
-    with pytest.raises(InvalidWorkflow) as caught:
-        complete_inputs(workflow, {"q": "a" * 5000 + "!"})
-    assert [one.path for one in caught.value.problems] == ["inputs.q"]
-    with pytest.raises(InvalidWorkflow, match="required"):
-        complete_inputs(workflow, {})
-
-
-def test_missing_inputs_get_the_defaults_of_their_schema() -> None:
-    schema = {
-        "properties": {"q": {"type": "string"}, "n": {"type": "integer", "default": 3}},
-        "required": ["q", "n"],
-    }
-    workflow = checked(echo("a"), input_schema=schema).spec
-    assert complete_inputs(workflow, {"q": "a"}) == {"q": "a", "n": 3}
-    assert complete_inputs(workflow, {"q": "a", "n": 4}) == {"q": "a", "n": 4}
-    wrong = checked(echo("a"), input_schema={"properties": {"n": {"minimum": 2, "default": 1}}})
-    with pytest.raises(InvalidWorkflow, match="less than"):
-        complete_inputs(wrong.spec, {})
 
 
 def test_documents_inside_count_to_the_whole() -> None:

@@ -26,6 +26,11 @@ def nesting(node_id: str, *inside: dict[str, Any], **inputs: str) -> dict[str, A
     return {"id": node_id, "op": "workflow", "params": params}
 
 
+def looping(node_id: str, *inside: dict[str, Any]) -> dict[str, Any]:
+    params = {"workflow": {"nodes": list(inside)}}
+    return {"id": node_id, "op": "loop", "params": params}
+
+
 def problems(nodes: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
     """Path and code of all that is wrong."""
     known = {**operators(), "lookup": Lookup()}
@@ -66,6 +71,15 @@ def test_all_else_is_told_with_it() -> None:
         (
             [nesting("b", nesting("c", lookup("d"), echo("e", depends_on=["d"], **PUBLIC)))],
             "nodes.0.params.workflow.nodes.0.params.workflow.nodes.1.share.scope",
+        ),
+        # What is read in one round of a loop is there in the next.
+        (
+            [looping("b", echo("c", "{{ inputs.previous }}", **PUBLIC), lookup("d"))],
+            "nodes.0.params.workflow.nodes.0.share.scope",
+        ),
+        (
+            [looping("b", echo("c", **PUBLIC), nesting("e", lookup("d")))],
+            "nodes.0.params.workflow.nodes.0.share.scope",
         ),
         # And out of it.
         ([nesting("b", lookup("c")), echo("d", depends_on=["b"], **PUBLIC)], "nodes.1.share.scope"),

@@ -796,3 +796,28 @@ async def test_a_key_is_free_when_its_run_was_refused(service: WorkflowService) 
     run = await service.submit_once(checked(echo("a")), {}, tenant="", wall_s=0.0, key=key)
     assert isinstance(run, Run)
     await ended(run)
+
+
+@pytest.mark.parametrize("place", ["output", "params", "outputs"])
+async def test_what_is_too_deep_to_be_kept_fails_where_it_comes_from(
+    service: WorkflowService, place: str
+) -> None:
+    deep: Any = 1
+    for _ in range(149):
+        deep = [deep]
+
+    async def work(params: EchoParams, context: NodeContext) -> None:
+        if place == "output":
+            params.items = [deep]
+
+    nodes = [echo("a")]
+    fields: dict[str, Any] = {}
+    if place == "params":
+        nodes[0]["params"] = {"items": [["{{ inputs.deep }}"]]}
+    if place == "outputs":
+        fields["outputs"] = {"x": [["{{ inputs.deep }}"]]}
+    run = service.submit(checked(*nodes, work=work, **fields), {"deep": deep}, tenant="")
+    assert (await ended(run)).state.status == "failed"
+    failure = run.state.failure
+    assert failure is not None
+    assert "deeper than 150" in failure.message

@@ -140,3 +140,23 @@ def test_a_run_that_waited_for_its_key_knows_when_it_began() -> None:
             assert run.wall_at(anyio.current_time()) == pytest.approx(service.journal.now_wall_s())
 
     run_virtual(main)
+
+
+def test_what_cannot_be_written_of_one_run_keeps_no_other_from_it() -> None:
+    async def main() -> None:
+        memory = MemoryRuns(lambda *_: None)
+        async with serving(memory) as service:
+            bad, good = submitted(service, 2), submitted(service, 2)
+            await anyio.sleep(0.5)
+            bad.events.add("node.delta", "n0", {"text": object()}, now_s=anyio.current_time())
+            await anyio.sleep(5.0)
+            late = submitted(service, 1)
+            await anyio.sleep(5.0)
+            assert not service.num_active
+            await service.written(late)
+            assert {run.state.status for run in (bad, good, late)} == {"completed"}
+            # Nobody waits for what is not written any more.
+            await bad.events.until_all_shown()
+        assert [memory.rows[run.id].status for run in (good, late)] == ["completed"] * 2
+
+    run_virtual(main)

@@ -187,6 +187,7 @@ def test_a_budget_is_spent_and_refills_with_time() -> None:
         ("{{ 2**64 }}", "64 bits"),
         ("{{ 10**10**10 }}", "64 bits"),
         ("{{ [{'a': 0 - 2**63 - 1}] }}", "64 bits"),
+        (f"{{{{ '{'[' * 152}{']' * 152}' | fromjson }}}}", "deeper than 150"),
         ("{{ '\\ud800' }}", "surrogate"),
         ("x {{ '\\ud800' }}", "surrogate"),
         ("{{ {'\\ud800': 1} }}", "surrogate"),
@@ -213,3 +214,11 @@ def test_the_largest_numbers_are_values() -> None:
 def test_a_number_that_python_does_not_read_is_an_error() -> None:
     with pytest.raises(TemplateError):
         compile_template("{{ " + "9" * 5000 + " }}")
+
+
+def test_long_texts_are_no_numbers() -> None:
+    """Reading one takes time that grows with the square of its length, and so does computing."""
+    scope = {"inputs": {"x": "1" * 101, "y": "v" * 200_000}}
+    assert render("{{ inputs.x | int }}", scope) == 0
+    assert render("{{ inputs.y | int(7, 32) }}", scope) == 7
+    assert render("{{ '12' | int + 'ff' | int(0, 16) + 3.9 | int }}", scope) == 270

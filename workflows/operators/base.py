@@ -131,6 +131,14 @@ class Nesting(Protocol):
 
 
 @runtime_checkable
+class FeedingBack(Protocol):
+    """A nesting operator that gives what its workflow has put out to that workflow again."""
+
+    @property
+    def feeds_back(self) -> Literal[True]: ...
+
+
+@runtime_checkable
 class Foreseeing(Protocol):
     """An operator that can do a part of its work before all of its parameters are known."""
 

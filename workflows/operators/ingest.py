@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import anyio.to_thread
 import numpy as np
@@ -85,6 +85,7 @@ class IngestOperator:
     name = "ingest"
     params = IngestParams
     resources = ("embed", "search")
+    reads_own: Final = True
     outputs: Mapping[str, JsonType] = {
         "collection": "string",
         "epoch": "integer",

@@ -7,7 +7,7 @@ The inner workflow stands literally in the parameters: its templates see its own
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import anyio
 from pydantic import Field
@@ -105,6 +105,7 @@ class LoopOperator:
 
     name = "loop"
     params = LoopParams
+    feeds_back: Final = True
     outputs: Mapping[str, JsonType] = {"outputs": "object", "rounds": "integer", "done": "boolean"}
     nested_param = "workflow"
 

@@ -156,6 +156,8 @@ class RunStore:
 
     async def by_id(self, tenant: str, run_id: str) -> StoredRun | None:
         """A tenant's run."""
+        if "\0" in run_id:  # which Postgres does not take
+            return None
         return await self._one("tenant = %s AND id = %s", [tenant, run_id])
 
     async def page(self, tenant: str, *, limit: int, after: str | None) -> list[StoredRun]:

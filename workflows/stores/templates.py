@@ -74,6 +74,8 @@ class TemplateStore:
 
     async def find(self, tenant: str, name: str, version: int | None) -> StoredTemplate | None:
         """A version, or the newest; None where there is none, or it was deleted."""
+        if "\0" in name:  # which Postgres does not take
+            return None
         identity = self._identity_of(tenant)
 
         async def work(connection: Connection) -> StoredTemplate | None:
@@ -105,6 +107,8 @@ class TemplateStore:
 
     async def delete(self, tenant: str, name: str) -> bool:
         """Delete all versions. Whether there were any."""
+        if "\0" in name:
+            return False
 
         async def work(connection: Connection) -> bool:
             cursor = await connection.execute(
