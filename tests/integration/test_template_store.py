@@ -40,6 +40,8 @@ async def test_versions_count_on_and_are_never_used_again(store: TemplateStore) 
     assert await store.find("a", "x", None) == second
     assert await store.delete("a", "x")
     assert not await store.delete("a", "x")
+    assert not await store.delete("a", "x\0")
+    assert await store.find("a", "x\0", None) is None
     assert [await store.find("a", "x", version) for version in (None, 1, 2, 3)] == [None] * 4
     assert (await store.put("a", "x", {"nodes": [1]})).version == 3
 
