@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
 
-import anyio.to_thread
 import numpy as np
 import orjson
 from pydantic import BeforeValidator, Field, JsonValue, StringConstraints
@@ -112,9 +111,7 @@ class IngestOperator:
             known = await self._store.hashes(tenant, name, list(documents))
         new = [one for one in documents if known.get(one) != hashes[one]]
         texts = [documents[one].text for one in new]
-        chunks = await anyio.to_thread.run_sync(
-            split_texts, texts, chunking, model.tokenizer_file, abandon_on_cancel=True
-        )
+        chunks = await split_texts(texts, chunking, model.tokenizer_file)
         answer = await self._items.embed(context, model, [text for some in chunks for text in some])
         vectors = iter(answer.values)
         stored = [

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-import anyio.to_thread
 from pydantic import BeforeValidator, Field
 
 from workflows.chunking import Chunking, split_texts
 from workflows.operators.base import JsonType, NodeContext, NodeResult
 from workflows.operators.failures import invalid_params
 from workflows.spec import Document
+
+MAX_PIECES = 100_000
 
 
 def _as_list(value: object) -> object:
@@ -44,7 +45,5 @@ class SplitOperator:
         if params.overlap >= params.size:
             raise invalid_params(f"params.overlap: must be below size, which is {params.size}")
         chunking = Chunking(unit="characters", size=params.size, overlap=params.overlap)
-        pieces = await anyio.to_thread.run_sync(
-            split_texts, params.text, chunking, None, abandon_on_cancel=True
-        )
+        pieces = await split_texts(params.text, chunking, None, max_pieces=MAX_PIECES)
         return NodeResult(output={"pieces": [piece for one in pieces for piece in one]})

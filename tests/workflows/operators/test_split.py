@@ -32,3 +32,9 @@ async def test_texts_in_a_row_stay_in_order_and_empty_ones_have_no_pieces() -> N
 async def test_an_overlap_that_never_ends_is_refused() -> None:
     with pytest.raises(NodeFailed, match="overlap"):
         await split("abc", size=3, overlap=3)
+
+
+async def test_more_pieces_than_a_run_should_hold_are_refused() -> None:
+    with pytest.raises(NodeFailed, match="more than 100,000 pieces") as refused:
+        await split("a" * 120_000, size=1)
+    assert refused.value.code == "invalid_params"
