@@ -319,6 +319,35 @@ class Story:
             assert {run_id for run_id, seen in self._seen.items() if seen} <= set(self._memory.rows)
 
 
+@hypothesis.example(
+    # All of it is done at once, and nothing of that is on record when its deadline has passed.
+    plan=Plan(
+        documents=[
+            {
+                "nodes": [
+                    {
+                        "id": "n0",
+                        "op": "read",
+                        "params": {
+                            "prompt": "a",
+                            "takes_s": 0.0,
+                            "num_failures": 0,
+                            "is_refused": False,
+                        },
+                        "when": "inputs.topic == 'a'",
+                    }
+                ],
+                "deadline_s": 20.0,
+            }
+        ],
+        arrivals=[Arrival(document=0, tenant="x", at_s=0.0, topic="b", key="k", leave_s=None)],
+        policy="fcfs",
+        num_llm=2,
+        outages=[],
+        changes=[1.0],
+    ),
+    ends=[Life(lasts_s=3.1, ends="stop", down_s=40.0, losses=[0.005])],
+)
 @hypothesis.settings(max_examples=200, derandomize=True)
 @hypothesis.given(plan=plans(), ends=st.deferred(lives))
 def test_runs_whose_server_is_killed_are_no_worse(plan: Plan, ends: list[Life]) -> None:
