@@ -25,6 +25,7 @@ from pydantic_settings import (
 
 from server.slot_settings import slots_by_resource, weights_by_tenant
 from spot.errors import ShuntyardError
+from workflows.json_values import MAX_DEPTH
 from workflows.outbound.addresses import AddressPolicy
 
 ENV_PREFIX = "SHUNTYARD_"
@@ -265,7 +266,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = _setting(
         16 * 1024 * 1024, "size of a request body; more gets 413", group=LIMITS, ge=1024
     )
-    max_json_depth: int = _setting(128, "nesting of a JSON body", group=LIMITS, ge=4, le=150)
+    max_json_depth: int = _setting(128, "nesting of a JSON body", group=LIMITS, ge=4, le=MAX_DEPTH)
     body_timeout: float = _setting(
         60.0,
         "seconds for a request's head to arrive, and then its body; more gets 408",

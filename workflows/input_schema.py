@@ -85,6 +85,8 @@ class _Sizes:
     def of(self, value: Any) -> int:
         size = 1
         if isinstance(value, dict):
+            if isinstance(value.get("$id"), str) and value is not self._schema:
+                raise ValueError("$id inside it is not followed; write the schema as one")
             for name in ("$ref", "$dynamicRef", "$recursiveRef"):
                 if isinstance(value.get(name), str):
                     size += self._referred(value[name])
@@ -108,7 +110,7 @@ class _Sizes:
         return size
 
     def _target(self, reference: str) -> Any:
-        if not reference.startswith("#") or reference[1:2] not in ("", "/"):
+        if (reference != "#" and not reference.startswith("#/")) or "%" in reference:
             raise ValueError(
                 f"$ref to {reference[:200]} is not followed; write the schema in place, or under "
                 "$defs and refer to it by #/$defs/NAME"
@@ -118,8 +120,8 @@ class _Sizes:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, dict) and key in found:
                 found = found[key]
-            elif isinstance(found, list) and key.isascii() and key.isdigit():
-                found = found[int(key[:9])] if int(key[:9]) < len(found) else None
+            elif isinstance(found, list) and key in map(str, range(len(found))):
+                found = found[int(key)]
             else:
                 raise ValueError(f"$ref to {reference[:200]}: there is nothing")
         return found

@@ -71,12 +71,22 @@ def test_a_schema_that_grows_with_its_references_is_refused() -> None:
         ("#/$defs/a", "leads back to itself"),
         ("#/$defs/b", "there is nothing"),
         ("#a", "is not followed"),
+        ("#/%24defs/c", "is not followed"),
+        ("#/$defs/c/anyOf/1", "there is nothing"),
+        ("#/$defs/c/anyOf/00", "there is nothing"),
         ("http://127.0.0.1/x", "is not followed"),
     ],
 )
 def test_references_lead_to_another_place_of_the_schema(reference: str, message: str) -> None:
     schema = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": reference}]}}}
+    schema["$defs"]["c"] = {"anyOf": [{}]}
     assert message in refused(schema)
+
+
+def test_a_schema_is_one_resource() -> None:
+    inner = {"$id": "http://a/b", "$ref": "#/$defs/x", "$defs": {"x": {}}}
+    assert "$id" in refused({"properties": {"a": inner}, "$defs": {"x": {}}})
+    checked(echo("a"), input_schema={"$id": "http://a/b", "$ref": "#/$defs/x", "$defs": {"x": {}}})
 
 
 def test_many_mistakes_in_large_inputs_do_not_take_long() -> None:
